@@ -1,0 +1,40 @@
+# The commands that people and CI use alike.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test check types format bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints.txt engine/adamw/kernel.cpp
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: install  ## train a small transformer with its state on three tiers
+	$(BIN)/tierstep train configs/quickstart.toml --fresh
+
+test: install
+	$(BIN)/python -m pytest -q -m "not gpu and not libaio and not soak"
+
+check: install types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: install  ## mypy does not follow package-dir, so it reads the package through a tree of links
+	rm -rf .types && mkdir -p .types
+	ln -s ../api .types/tierstep
+	$(BIN)/mypy --strict -p tierstep
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install
+	$(BIN)/python -m tierstep.bench.kernel
+	$(BIN)/python -m tierstep.bench.step_time
+
+clean:
+	rm -rf $(VENV) .types build *.egg-info engine/adamw/*.so

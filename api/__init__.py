@@ -1,0 +1,1 @@
+"""tierstep: AdamW for PyTorch models whose optimizer state fits neither on the GPU nor in host RAM."""

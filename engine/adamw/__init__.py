@@ -1,0 +1,1 @@
+"""The AdamW update, in one formula and several bit-identical implementations."""

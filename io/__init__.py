@@ -1,0 +1,1 @@
+"""Bytes to files and back: asynchronous, checked, and without knowledge of tensors."""

@@ -1,0 +1,92 @@
+"""What a layer above asks of an I/O backend, and the handle that it gets back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierstep.errors import TransferTimeout
+
+
+@dataclass(frozen=True)
+class Read:
+    """Fill the whole of `buffer` (writable, C-contiguous bytes) from `path`, starting at byte `offset`."""
+
+    path: Path
+    offset: int
+    buffer: memoryview
+
+    def __str__(self) -> str:
+        """Name the operation as error messages do."""
+        return f"read of {self.buffer.nbytes} bytes at {self.offset} from {self.path}"
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write the whole of `buffer` (C-contiguous bytes) into `path`, starting at byte `offset`."""
+
+    path: Path
+    offset: int
+    buffer: memoryview
+
+    def __str__(self) -> str:
+        """Name the operation as error messages do."""
+        return f"write of {self.buffer.nbytes} bytes at {self.offset} to {self.path}"
+
+
+Request = Read | Write
+
+
+class Completion:
+    """The outcome of one request. Made by a backend, which calls `finish` exactly once; any thread may wait.
+
+    The request's buffer belongs to the backend until `done()`; it may be neither changed nor freed before,
+    also after a `TransferTimeout`, since the operation is still under way then.
+    """
+
+    def __init__(self, request: Request, timeout_s: float) -> None:
+        self.request = request
+        self.timeout_s = timeout_s
+        self._error: BaseException | None = None
+        self._finished = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Completion], None]] = []
+
+    def done(self) -> bool:
+        """Say whether the operation has ended, well or badly. Never blocks."""
+        return self._finished.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong, once `done()`; None while the operation runs or when it ended well."""
+        return self._error
+
+    def wait(self) -> None:
+        """Block until the operation ends; raise what went wrong. May be called again with the same outcome.
+
+        Raises `TransferTimeout` when it has not ended within `timeout_s` seconds of this call.
+        """
+        if not self._finished.wait(self.timeout_s):
+            message = f"{self.request} has not completed within {self.timeout_s:g} s; is the drive still there?"
+            raise TransferTimeout(message, path=self.request.path)
+        if self._error is not None:
+            raise self._error
+
+    def add_done_callback(self, callback: Callable[[Completion], None]) -> None:
+        """Call `callback(self)` when the operation ends (at once if it has), on the thread that ends it."""
+        with self._lock:
+            if not self._finished.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the operation (backends only)."""
+        with self._lock:
+            self._error = error
+            self._finished.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)

@@ -1,0 +1,1 @@
+"""Where state lives: records, slots, tiers, and the store that knows who is where."""
