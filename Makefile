@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check types format bench clean
+.PHONY: install demo test test-libaio check types format bench clean
 
 install: $(STAMP)
 
@@ -17,7 +17,12 @@ demo: install  ## train a small transformer with its state on three tiers
 	$(BIN)/tierstep train configs/quickstart.toml --fresh
 
 test: install
-	$(BIN)/python -m pytest -q -m "not gpu and not libaio and not soak"
+	$(BIN)/python -m pytest -q -m "not gpu and not libaio"
+
+test-libaio: install  ## the libaio backend, compiled by deepspeed the first time (minutes); needs libaio-dev and g++
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel packaging ninja
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt deepspeed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -m libaio --timeout 1800
 
 check: install types
 	$(BIN)/ruff format --check .

@@ -1,1 +1,45 @@
 """tierstep: AdamW for PyTorch models whose optimizer state fits neither on the GPU nor in host RAM."""
+
+from tierstep.configs.schema import Tiers
+from tierstep.engine.checkpoint import CheckpointInfo, Checkpoints, PendingSave, verify_checkpoint
+from tierstep.engine.optimizer import AdamW
+from tierstep.engine.planning import MemoryPlan
+from tierstep.engine.trace import LaneReport, StepReport
+from tierstep.errors import (
+    BudgetError,
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointMismatch,
+    ConfigError,
+    DiskFull,
+    GradientError,
+    StepInterrupted,
+    TierstepError,
+    TransferError,
+    TransferTimeout,
+)
+from tierstep.version import __version__
+
+__all__ = [
+    "AdamW",
+    "BudgetError",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointInfo",
+    "CheckpointMismatch",
+    "Checkpoints",
+    "ConfigError",
+    "DiskFull",
+    "GradientError",
+    "LaneReport",
+    "MemoryPlan",
+    "PendingSave",
+    "StepInterrupted",
+    "StepReport",
+    "TierstepError",
+    "Tiers",
+    "TransferError",
+    "TransferTimeout",
+    "__version__",
+    "verify_checkpoint",
+]

@@ -83,7 +83,5 @@ class CheckpointMismatch(CheckpointError, ValueError):
     """The checkpoint is sound, but it belongs to something else than what it is restored into."""
 
 
-def _rebuild_transfer_error(
-    kind: type[TransferError], message: str, path: str | None, errno: int
-) -> TransferError:
+def _rebuild_transfer_error(kind: type[TransferError], message: str, path: str | None, errno: int) -> TransferError:
     return kind(message, path=path, errno=errno)

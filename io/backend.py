@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, TypeVar
 
 from tierstep.io.requests import Completion, Request
 
+DEFAULT_TIMEOUT_S = 600.0
+"""How long `Completion.wait` waits for one transfer; a drive that has lost its link answers after minutes."""
+
+Backend = TypeVar("Backend", bound="IoBackend")
+
 
 class IoBackend(Protocol):
-    """Moves bytes; every method may be called from any thread.
+    """Moves bytes; every method may be called from any thread, of the process that opened the backend.
 
     Whatever goes wrong is a `tierstep.errors.TransferError` with path and errno: raised by the method itself, or by
     `Completion.wait()` for submitted requests. A completion without an error means: every byte was moved.
+    A `with` block closes the backend at its end.
     """
 
     name: str
@@ -20,7 +27,8 @@ class IoBackend(Protocol):
     def allocate(self, path: Path, nbytes: int) -> None:
         """Make `path` a file of exactly `nbytes` reserved bytes (content undefined where new). Blocks.
 
-        Raises `DiskFull` when the space is not there; then no file is left behind that was not there before.
+        An existing file keeps its first `nbytes` bytes. Raises `DiskFull` when the space is not there; then no file is
+        left behind that was not there before, and an existing one is as long as before.
         """
 
     def remove(self, path: Path) -> None:
@@ -34,4 +42,13 @@ class IoBackend(Protocol):
         """
 
     def close(self) -> None:
-        """Wait for what is in flight, then free threads and handles. Later calls of `submit` are refused."""
+        """Wait for what is in flight, then free threads and handles. Later calls of `submit` are refused.
+
+        May be called again. Raises `TransferTimeout` when something in flight does not end in time.
+        """
+
+    def __enter__(self: Backend) -> Backend:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierstep.errors import TransferTimeout
+from tierstep.errors import ConfigError, TransferTimeout
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Read:
-    """Fill the whole of `buffer` (writable, C-contiguous bytes) from `path`, starting at byte `offset`."""
+    """Fill the whole of `buffer` (writable, C-contiguous) from `path`, starting at byte `offset`.
+
+    Raises `ConfigError` when `buffer` or `offset` cannot be used.
+    """
 
     path: Path
     offset: int
     buffer: memoryview
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.buffer.readonly:
+            raise ConfigError(f"{self}: the buffer is read-only; pass writable memory")
 
     def __str__(self) -> str:
         """Name the operation as error messages do."""
@@ -25,11 +36,18 @@ class Read:
 
 @dataclass(frozen=True)
 class Write:
-    """Write the whole of `buffer` (C-contiguous bytes) into `path`, starting at byte `offset`."""
+    """Write the whole of `buffer` (C-contiguous) into `path`, starting at byte `offset`.
+
+    A file that does not exist is made; one that is longer keeps its length. Raises `ConfigError` when `buffer` or
+    `offset` cannot be used.
+    """
 
     path: Path
     offset: int
     buffer: memoryview
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     def __str__(self) -> str:
         """Name the operation as error messages do."""
@@ -75,7 +93,11 @@ class Completion:
             raise self._error
 
     def add_done_callback(self, callback: Callable[[Completion], None]) -> None:
-        """Call `callback(self)` when the operation ends (at once if it has), on the thread that ends it."""
+        """Call `callback(self)` when the operation ends (at once if it has), on the thread that ends it.
+
+        A callback neither blocks nor raises: it runs on a thread that has other transfers to do. One that raises all
+        the same is logged with its traceback, and the others are still called.
+        """
         with self._lock:
             if not self._finished.is_set():
                 self._callbacks.append(callback)
@@ -89,4 +111,14 @@ class Completion:
             self._finished.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                _logger.exception("a callback after the %s failed", self.request)
+
+
+def _check(request: Request) -> None:
+    if request.offset < 0:
+        raise ConfigError(f"{request}: the offset is negative; files start at 0")
+    if not request.buffer.c_contiguous:
+        raise ConfigError(f"{request}: the buffer has gaps; pass C-contiguous memory")

@@ -1,0 +1,56 @@
+"""What every implementation of the update on the CPU offers, and choosing one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from tierstep.engine.adamw.piece import Piece
+from tierstep.errors import ConfigError
+
+KERNELS = ("auto", "native", "reference")
+ENVIRONMENT = "TIERSTEP_KERNEL"
+
+
+class CpuKernel(Protocol):
+    """Implementations agree in every bit, whatever the number of threads. All methods block; any thread may call."""
+
+    name: str
+
+    def update(self, pieces: Sequence[Piece], fields: Mapping[str, torch.Tensor], *, threads: int) -> None:
+        """Update pieces of one record in place: its fields (see `record_fields`) and the pieces' weights.
+
+        The pieces' weights share a dtype, and the pieces do not overlap.
+        """
+
+    def all_finite(self, values: torch.Tensor, *, threads: int) -> bool:
+        """Say whether a 1-D contiguous bf16, fp16 or fp32 tensor has neither inf nor nan."""
+
+    def sum_squares(self, values: torch.Tensor, *, threads: int) -> torch.Tensor:
+        """Return the sum of squares of each 4096 elements of a 1-D contiguous tensor, as 1-D fp64."""
+
+
+def cpu_kernel(name: str = "auto") -> CpuKernel:
+    """Return the kernel called `name`; "auto" is the compiled one where it is there.
+
+    The environment variable TIERSTEP_KERNEL decides for "auto". Raises `ConfigError` for an unknown name, and for
+    "native" where it cannot be loaded.
+    """
+    from tierstep.engine.adamw.native import NativeKernel, status
+    from tierstep.engine.adamw.reference import ReferenceKernel
+
+    if name == "auto":
+        name = os.environ.get(ENVIRONMENT) or "auto"
+    if name not in KERNELS:
+        raise ConfigError(f"kernel {name!r} is unknown: use one of {', '.join(KERNELS)}")
+    if name == "reference":
+        return ReferenceKernel()
+    found = status()
+    if found.available:
+        return NativeKernel()
+    if name == "native":
+        raise ConfigError(f"the native kernel is not available: {found.reason}; or use kernel='reference'")
+    return ReferenceKernel()

@@ -1,0 +1,101 @@
+"""The update in plain torch operations: the oracle that the compiled kernels have to equal in every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tierstep.engine.adamw.piece import Piece
+
+CHUNK = 1 << 20  # elements worked on at once; bounds the temporary memory
+BLOCK, LANES = 4096, 16  # of sum_squares
+
+
+class ReferenceKernel:
+    """See `CpuKernel`. Uses torch's threads, whatever `threads` says; the bits do not depend on them.
+
+    `torch.set_flush_denormal(True)` would change its results where denormals occur; the compiled kernel is immune.
+    """
+
+    name = "reference"
+
+    def update(self, pieces: Sequence[Piece], fields: Mapping[str, torch.Tensor], *, threads: int = 1) -> None:
+        """See `CpuKernel.update`."""
+        for piece in pieces:
+            length = piece.weight.numel()
+            for begin in range(0, length, CHUNK):
+                end = min(length, begin + CHUNK)
+                here = {name: f[piece.start + begin : piece.start + end] for name, f in fields.items()}
+                part = piece._replace(weight=piece.weight[begin:end], grad=piece.grad[begin:end])
+                _update_chunk(part, here)
+
+    def all_finite(self, values: torch.Tensor, *, threads: int = 1) -> bool:
+        """See `CpuKernel.all_finite`."""
+        return all(bool(torch.isfinite(chunk).all()) for chunk in values.split(CHUNK))
+
+    def sum_squares(self, values: torch.Tensor, *, threads: int = 1) -> torch.Tensor:
+        """See `CpuKernel.sum_squares`. The order of additions within a block is part of the result.
+
+        Element i of a block goes to accumulator i mod 16, in order; then accumulators are added in halves.
+        """
+        chunks = values.split(CHUNK)  # a multiple of BLOCK
+        return torch.cat([_block_sums(chunk) for chunk in chunks]) if values.numel() else torch.zeros(0).double()
+
+
+def _update_chunk(piece: Piece, fields: Mapping[str, torch.Tensor]) -> None:
+    s = piece.scalars
+    exp_avg, exp_avg_sq = fields["exp_avg"], fields["exp_avg_sq"]
+    g = piece.grad.float() * s.grad_scale
+    decayed = _load_master(piece.weight, fields) * s.decay
+    exp_avg.copy_(exp_avg * s.beta1 + g * s.one_minus_beta1)
+    exp_avg_sq.copy_(exp_avg_sq * s.beta2 + (g * g) * s.one_minus_beta2)
+    denominator = _sqrt(exp_avg_sq) * s.inv_sqrt_bias2 + s.eps
+    _store_master(piece.weight, fields, decayed - (exp_avg / denominator) * s.step_size)
+
+
+def _sqrt(values: torch.Tensor) -> torch.Tensor:
+    """Return correctly rounded fp32 square roots.
+
+    torch's own fp32 sqrt is one unit in the last place off now and then where it is built with MKL. A double root of
+    an fp32 number is never so close to the middle between two fp32 numbers that its last bits decide the rounding.
+    """
+    return values.double().sqrt().float()
+
+
+def _load_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if weight.dtype == torch.bfloat16:
+        high = weight.view(torch.int16).to(torch.int32)
+        return ((high << 16) + fields["low"].to(torch.int32)).view(torch.float32)
+    if weight.dtype == torch.float16:
+        same = fields["master"].half().view(torch.int16) == weight.view(torch.int16)
+        return torch.where(same, fields["master"], weight.float())
+    return weight
+
+
+def _store_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor], master: torch.Tensor) -> None:
+    if weight.dtype == torch.bfloat16:
+        bits = master.view(torch.int32)
+        high = (bits + 0x8000) >> 16
+        weight.view(torch.int16).copy_(high)
+        fields["low"].copy_(bits - (high << 16))
+    elif weight.dtype == torch.float16:
+        weight.copy_(master)
+        fields["master"].copy_(master)
+    else:
+        weight.copy_(master)
+
+
+def _block_sums(values: torch.Tensor) -> torch.Tensor:
+    blocks = -(-values.numel() // BLOCK)
+    padded = torch.zeros(blocks * BLOCK, dtype=torch.float64)
+    padded[: values.numel()] = values
+    rows = padded.view(blocks, BLOCK // LANES, LANES)
+    sums = torch.zeros(blocks, LANES, dtype=torch.float64)
+    for row in range(BLOCK // LANES):
+        sums += rows[:, row] * rows[:, row]
+    half = LANES // 2
+    while half:
+        sums = sums[:, :half] + sums[:, half : 2 * half]
+        half //= 2
+    return sums[:, 0]

@@ -1,0 +1,296 @@
+"""`AdamW`: the torch optimizer in front of the engine."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from tierstep.configs.schema import Tiers
+from tierstep.engine.adamw import cpu_kernel
+from tierstep.engine.adamw.formula import Scalars, scalars
+from tierstep.engine.gradients import Clip, Gradients, check_finite, collect, measure_clip
+from tierstep.engine.planning import MemoryPlan, measure_free, plan_memory
+from tierstep.engine.shards import Shard, trainable_shards
+from tierstep.engine.state_dict import StateView, load_state
+from tierstep.engine.stepper import Stepper
+from tierstep.engine.subgroups import ShardSpec
+from tierstep.engine.trace import StepReport, TransferLog
+from tierstep.engine.training_state import TrainingState
+from tierstep.errors import ConfigError, GradientError
+from tierstep.tiers.build import open_store
+from tierstep.tiers.slots import SlotPool
+
+Params = Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]] | Iterable[dict[str, Any]]
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW whose state lies in several tiers, with the update rule and the interface of `torch.optim.AdamW`.
+
+    `params`, `lr`, `betas`, `eps`, `weight_decay` and `maximize` mean what they mean there. Parameters may be bf16,
+    fp16 and fp32, mixed. bf16 and fp16 parameters are trained with an exact fp32 master weight (of which bf16 stores
+    only the lower half); exp_avg and exp_avg_sq are always fp32. `tiers` says where the state may lie; None measures
+    the free memory and plans. `foreach` and `fused` choose between torch's implementations and change nothing here.
+
+    Construction reserves everything: it raises `ConfigError` (or `BudgetError`, with numbers) before anything is
+    allocated, and `DiskFull` before the first step. Not thread-safe. Use it in a `with` block, or call `close()`, to
+    give memory and files back at a known time; otherwise that happens when it is garbage collected.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf instead of unscaling itself
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - torch's own signature
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        tiers: Tiers | None = None,
+    ) -> None:
+        params = _listed(params)
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize)
+        defaults |= dict(foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
+        self._opened = False
+        super().__init__(params, defaults)
+        self._tiers = tiers or Tiers()
+        self._open(list(trainable_shards(self.param_groups)))
+
+    # ---- the step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # noqa: ANN401
+        """Update every parameter that has a gradient; return what `closure` returned.
+
+        Blocks until all weights are final and all records are stored. Raises `GradientError` for sparse gradients,
+        NaN and inf before anything is changed. Raises `TransferError` when a record cannot be read or stored; no
+        state is lost then, and calling `step()` again, with the gradients untouched, finishes the step with the
+        same bits.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        started = time.perf_counter()
+        if self._skipped_by_scaler():
+            return loss
+        if not self._stepper.interrupted:
+            self._adopt_unfrozen()
+        gradients = collect(self._state.shards)
+        if self._stepper.interrupted:
+            self._stepper.resume(gradients, started)
+        else:
+            self._stepper.run(gradients, self._scalars(gradients), started)
+        torch.autograd.graph.increment_version([self._state.shards[i].parameter for i in gradients.touched()])
+        self._clip = None
+        return loss
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Have the next step scale the gradients so that their common 2-norm is at most `max_norm`.
+
+        Returns the norm before clipping as an fp32 scalar, which is the same for any number of threads. The gradients
+        themselves are not written: the factor is applied while they are read by the update. Blocks.
+        """
+        if not max_norm >= 0:
+            raise ConfigError(f"max_norm is {max_norm}: give a number that is not negative")
+        self._clip = measure_clip(collect(self._state.shards), max_norm, self._kernel, self._threads)
+        return torch.tensor(self._clip.norm, dtype=torch.float32)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own signature
+        """Clear all gradients, and what `clip_grad_norm_` had prepared."""
+        self._clip = None
+        super().zero_grad(set_to_none)
+
+    # ---- parameters and state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, also after steps were made; their state starts now. Raises as the constructor does."""
+        if self._opened:
+            self._stepper.require_whole("add parameters")
+        before = len(self.param_groups)
+        _check_hyperparameters({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        if not self._opened:
+            return
+        try:
+            self._adopt_unfrozen()
+        except BaseException:
+            del self.param_groups[before:]
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's own AdamW layout: fp32 exp_avg and exp_avg_sq, gathered from all tiers. Blocks.
+
+        bf16 parameters carry a third tensor, `low` (int16, the lower half of the fp32 master weight), and fp16 ones
+        `master` (fp32), so that a round trip is exact; torch.optim.AdamW ignores them.
+        """
+        self._stepper.require_whole("read the state")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over hyperparameters and state in torch's AdamW layout, written by either library. Blocks.
+
+        Raises `CheckpointMismatch` before anything is changed when groups, shapes or entries do not fit.
+        """
+        load_state(self, self._state, self._stepper, state_dict)
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """Where the state is, tier by tier, as planned when the parameters were given."""
+        return self._plan
+
+    def placement(self) -> dict[str, int]:
+        """Return the bytes of state in each tier."""
+        return dict(self._plan.state_bytes)
+
+    def report(self) -> StepReport | None:
+        """Return what the last finished step did; None before the first."""
+        return self._stepper.report
+
+    def moved_bytes(self) -> dict[str, int]:
+        """Return the slot-file bytes read and written since construction: {"read": …, "write": …}."""
+        return self._log.moved_bytes
+
+    @property
+    def training_state(self) -> TrainingState:
+        """The engine's view of shards, subgroups and records (for checkpoints and tools)."""
+        return self._state
+
+    @property
+    def stepper(self) -> Stepper:
+        """The engine's step (for checkpoints and tools)."""
+        return self._stepper
+
+    def close(self) -> None:
+        """Give memory, threads and slot files back; the state is gone. May be called twice."""
+        self._close()
+
+    def __enter__(self) -> AdamW:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a tierstep optimizer owns memory and files and cannot be copied or pickled: use state_dict()")
+
+    # ---- inside
+
+    def _open(self, shards: list[Shard]) -> None:
+        self._clip: Clip | None = None
+        self._threads = self._tiers.threads or torch.get_num_threads()
+        self._kernel = cpu_kernel(self._tiers.kernel)
+        self._plan = plan_memory(_specs(shards, 0), self._tiers, measure_free(self._tiers.nvme))
+        self._log = TransferLog()
+        with ExitStack() as resources:
+            store = open_store(self._tiers, resources, self._log.add)
+            self._state = TrainingState(store)
+            self._extend(shards, self._plan)
+            self._stepper = Stepper(self._state, self._kernel, self._threads, self._log)
+            resources.callback(self._stepper.close)
+            self.state = StateView(self._state)  # type: ignore[assignment]
+            self._close = weakref.finalize(self, resources.pop_all().close)
+        self._opened = True
+
+    def _extend(self, shards: list[Shard], plan: MemoryPlan) -> None:
+        store = self._state.store
+        if (plan.slot_count, plan.slot_nbytes) != (store.slots.count, store.slots.slot_nbytes):
+            store.replace_slots(SlotPool(plan.slot_count, plan.slot_nbytes))
+        self._state.extend(shards, plan.subgroups, plan.homes)
+
+    def _adopt_unfrozen(self) -> None:
+        """Give state to parameters that have begun to ask for gradients since the last step."""
+        known = {id(shard.parameter) for shard in self._state.shards}
+        found = [shard for shard in trainable_shards(self.param_groups) if id(shard.parameter) not in known]
+        if not found:
+            return
+        specs = _specs(found, len(self._state.shards))
+        plan = plan_memory(specs, self._tiers, measure_free(self._tiers.nvme), self._plan)
+        self._extend(found, plan)
+        self._plan = self._plan.joined_by(plan)
+
+    def _skipped_by_scaler(self) -> bool:
+        found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is None or not bool(found_inf):
+            return False
+        self._clip = None
+        return True
+
+    def _scalars(self, gradients: Gradients) -> list[Scalars | None]:
+        """Return every shard's numbers for this step, None where it has no gradient. Checks the gradients."""
+        factor = self._gradient_factor(gradients)
+        touched = set(gradients.touched())
+        return [
+            self._shard_scalars(shard, self._state.steps[position] + 1, factor) if position in touched else None
+            for position, shard in enumerate(self._state.shards)
+        ]
+
+    def _shard_scalars(self, shard: Shard, step: int, factor: float) -> Scalars:
+        group = self.param_groups[shard.group]
+        return scalars(
+            lr=float(group["lr"]),
+            betas=(float(group["betas"][0]), float(group["betas"][1])),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            step=step,
+            grad_scale=factor,
+            maximize=bool(group["maximize"]),
+        )
+
+    def _gradient_factor(self, gradients: Gradients) -> float:
+        """Return what every gradient is multiplied by: the clip factor and the inverse of the loss scale."""
+        grad_scale: torch.Tensor | None = getattr(self, "grad_scale", None)
+        unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
+        if self._clip is None:
+            check_finite(gradients, self._state.shards, self._kernel, self._threads)
+            return unscale
+        if self._clip.fingerprint != gradients.fingerprint:
+            raise GradientError(
+                "the gradients have changed since clip_grad_norm_ measured them, so its factor does not fit: "
+                "call optimizer.clip_grad_norm_ last before step()"
+            )
+        if not self._clip.norm_is_finite:
+            check_finite(gradients, self._state.shards, self._kernel, self._threads)
+        return unscale * self._clip.factor
+
+
+def _specs(shards: list[Shard], first: int) -> list[ShardSpec]:
+    return [ShardSpec(first + i, shard.numel, shard.parameter.dtype, shard.group) for i, shard in enumerate(shards)]
+
+
+def _listed(params: Params) -> list[Any]:
+    if isinstance(params, torch.Tensor):
+        raise ConfigError("params is a single tensor: pass model.parameters() or model.named_parameters()")
+    listed: list[Any] = list(params)
+    if not listed:
+        raise ConfigError("params is empty: pass model.named_parameters() of a model that has parameters")
+    return listed
+
+
+def _check_hyperparameters(group: dict[str, Any]) -> None:
+    beta1, beta2 = group["betas"]
+    limits = {
+        "lr": (group["lr"], 0 <= float(group["lr"]) < math.inf, "a number that is not negative"),
+        "betas": (group["betas"], 0 <= beta1 < 1 and 0 <= beta2 < 1, "two numbers from 0 to below 1"),
+        "eps": (group["eps"], 0 <= group["eps"] < math.inf, "a number that is not negative"),
+        "weight_decay": (group["weight_decay"], 0 <= group["weight_decay"] < math.inf, "a number not negative"),
+    }
+    for key, (value, sound, remedy) in limits.items():
+        if not sound:
+            raise ConfigError(f"{key}={value} is out of range: give {remedy}")
+    for key in ("amsgrad", "capturable", "differentiable"):
+        if group.get(key):
+            raise ConfigError(f"{key}=True is not supported by tierstep.AdamW: leave it out")

@@ -1,0 +1,179 @@
+"""Walks a plan over the lanes. This is the only place of a step with side effects.
+
+    read lane    fetches cold records in the plan's order, as slots become free
+    gpu lane     updates what is ready, taking warm records from the front end
+    cpu lane     the same, taking warm records from the back end, until the two meet
+    write lane   the I/O backend's own threads: each stored record gives its slot back
+
+A cold record that is ready goes first, whichever lane is free, because it occupies a slot.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from tierstep.engine.plan import StepPlan
+from tierstep.engine.trace import Trace
+from tierstep.errors import StepInterrupted
+from tierstep.io.requests import Completion
+from tierstep.tiers.store import Store
+
+
+class Processor(Protocol):
+    """Something that can update a subgroup: a lane's worker."""
+
+    lane: str
+
+    def update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
+        """Update the subgroup's fields and weights. Blocks until they are final."""
+
+
+@dataclass
+class _Queue:
+    """What is left to update. The read lane adds cold records in order; the updating lanes take from it."""
+
+    warm: deque[int]
+    cold: deque[tuple[int, Completion]] = field(default_factory=deque)
+    reading: bool = True
+    failure: BaseException | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def add_cold(self, subgroup: int, fetch: Completion) -> None:
+        with self.changed:
+            self.cold.append((subgroup, fetch))
+            self.changed.notify_all()
+        fetch.add_done_callback(lambda _: self._wake())
+
+    def end_reading(self) -> None:
+        with self.changed:
+            self.reading = False
+            self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self.changed:
+            if self.failure is None or isinstance(self.failure, StepInterrupted):
+                self.failure = error
+            self.changed.notify_all()
+
+    def take(self, *, front: bool) -> tuple[int, Completion | None] | None:
+        """Return the next subgroup for a lane (with the fetch to wait for, if cold); None when nothing is left."""
+        with self.changed:
+            while self.failure is None:
+                if self.cold and (self.cold[0][1].done() or not self.warm):
+                    return self.cold.popleft()
+                if self.warm:
+                    return (self.warm.popleft() if front else self.warm.pop()), None
+                if not self.reading:
+                    return None
+                self.changed.wait()
+            return None
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+class Pipeline:
+    """The lanes of one optimizer: threads that live as long as it does."""
+
+    def __init__(self, store: Store, lanes: int) -> None:
+        self._store = store
+        self._threads = ThreadPoolExecutor(lanes + 1, thread_name_prefix="tierstep-lane")
+
+    def run(
+        self, plan: StepPlan, processors: Sequence[Processor], trace: Trace, on_updated: Callable[[int], None]
+    ) -> None:
+        """Update every subgroup of the plan; return when all are updated and every write has ended.
+
+        The first processor works from the front end, another from the back end.
+
+        `on_updated(subgroup)` is called once for each, on a lane's thread, right after its update. Raises the first
+        error when everything that was under way has come to rest; subgroups that were reported stay updated, and
+        their newest records are kept, in their homes or in slots.
+        """
+        queue = _Queue(deque(plan.warm))
+        self._store.slots.interrupt(interrupted=False)
+        lanes: list[Future[None]] = [self._threads.submit(self._read, plan, queue)]
+        for position, processor in enumerate(processors):
+            work = _Work(self._store, queue, processor, plan.keep, trace, on_updated, front=position == 0)
+            lanes.append(self._threads.submit(self._guard, work, queue))
+        for lane in lanes:
+            lane.result()
+        for subgroup, _ in queue.cold:
+            self._store.put_back(subgroup, changed=False)
+        self._settle(queue)
+        if queue.failure is not None:
+            raise queue.failure
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    def _read(self, plan: StepPlan, queue: _Queue) -> None:
+        try:
+            self._store.write_back(plan.evict)
+            for subgroup in plan.cold:
+                queue.add_cold(subgroup, self._store.fetch(subgroup))
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that called run()
+            queue.fail(error)
+        finally:
+            queue.end_reading()
+
+    def _guard(self, work: _Work, queue: _Queue) -> None:
+        try:
+            work.run()
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that called run()
+            queue.fail(error)
+            self._store.slots.interrupt(interrupted=True)
+
+    def _settle(self, queue: _Queue) -> None:
+        try:
+            self._store.settle()
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that called run()
+            queue.fail(error)
+
+
+@dataclass
+class _Work:
+    """One updating lane's share of a step."""
+
+    store: Store
+    queue: _Queue
+    processor: Processor
+    keep: Iterable[int]
+    trace: Trace
+    on_updated: Callable[[int], None]
+    front: bool
+
+    def run(self) -> None:
+        lane = self.processor.lane
+        while True:
+            waiting_since = time.perf_counter()
+            task = self.queue.take(front=self.front)
+            if task is None:
+                break
+            subgroup, fetch = task
+            self._update(subgroup, fetch or self.store.fetch(subgroup), waiting_since)
+        self.trace.add_stall(lane, time.perf_counter() - waiting_since)
+
+    def _update(self, subgroup: int, fetch: Completion, waiting_since: float) -> None:
+        changed = False
+        try:
+            fetch.wait()
+            start = time.perf_counter()
+            self.trace.add_stall(self.processor.lane, start - waiting_since)
+            self.processor.update(subgroup, self.store.take(subgroup))
+            changed = True
+            self.on_updated(subgroup)
+            nbytes = self.store.layout(subgroup).nbytes
+            self.trace.add(self.processor.lane, subgroup, start, time.perf_counter(), nbytes)
+        finally:
+            self.store.put_back(subgroup, changed=changed, keep=subgroup in self.keep)

@@ -1,0 +1,203 @@
+"""Writing the parts of a checkpoint into a folder: records, tensors, manifest. See docs/formats.md for the order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from tierstep import version
+from tierstep.engine.extras import encode
+from tierstep.engine.manifest import (
+    FORMAT,
+    VERSION,
+    Manifest,
+    SavedOptimizer,
+    SavedParameter,
+    SavedRecord,
+    SavedSlice,
+    SavedTensors,
+    write_manifest,
+)
+from tierstep.engine.optimizer import AdamW
+from tierstep.engine.rng import rng_states
+from tierstep.engine.subgroups import Subgroup
+from tierstep.engine.tensor_file import tensors_nbytes, write_tensors
+from tierstep.engine.training_state import TrainingState
+from tierstep.errors import DiskFull
+from tierstep.io.backend import IoBackend
+from tierstep.io.directories import probe_directory
+from tierstep.io.durable import fsync_directory, fsync_file
+from tierstep.io.requests import Write
+
+MODEL_FILE, TENSORS_FILE, RECORDS_FOLDER = "model.safetensors", "tensors.safetensors", "records"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint will hold, collected and encoded before the first byte is written."""
+
+    step: int
+    sequence: int
+    weights: dict[str, torch.Tensor] | None
+    tied: dict[str, str]
+    optimizer: AdamW | None
+    tensors: dict[str, torch.Tensor]
+    rng: Any
+    extra: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files together, the manifest apart."""
+        records = 0 if self.optimizer is None else sum(_record_sizes(self.optimizer.training_state))
+        return records + tensors_nbytes(self.weights or {}) + tensors_nbytes(self.tensors)
+
+
+def take_snapshot(
+    step: int,
+    sequence: int,
+    model: torch.nn.Module | None,
+    optimizer: AdamW | None,
+    extra: Mapping[str, Any],
+) -> Snapshot:
+    """Collect what is to be saved. Raises `ConfigError` for what a checkpoint cannot hold."""
+    if optimizer is not None:
+        optimizer.stepper.require_whole("save a checkpoint")
+    tensors: dict[str, torch.Tensor] = {}
+    weights, tied = (None, {}) if model is None else _unique(model.state_dict())
+    return Snapshot(
+        step, sequence, weights, tied, optimizer, tensors,
+        rng=encode(rng_states(), tensors, "rng"),
+        extra=encode(dict(extra), tensors, "extra"),
+    )  # fmt: skip
+
+
+def require_space(folder: Path, nbytes: int) -> None:
+    """Raise `DiskFull`, with the numbers, when the file system of `folder` has no `nbytes` free."""
+    free = probe_directory(folder).free_bytes
+    if free < nbytes:
+        raise DiskFull(
+            f"a checkpoint of {nbytes} bytes does not fit into {folder}, which has {free} bytes free: "
+            f"{nbytes - free} are missing; free some space or lower keep",
+            path=folder,
+        )
+
+
+def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> None:
+    """Fill a new folder; the manifest comes last, when all else is durable. Blocks."""
+    optimizer = None if snapshot.optimizer is None else _write_optimizer(folder, snapshot.optimizer, backend)
+    manifest = Manifest(
+        format=FORMAT,
+        version=VERSION,
+        written_by=version.__version__,
+        step=snapshot.step,
+        sequence=snapshot.sequence,
+        optimizer=optimizer,
+        model=None if snapshot.weights is None else _write_tensors(folder, MODEL_FILE, snapshot.weights),
+        tied=snapshot.tied,
+        tensors=_write_tensors(folder, TENSORS_FILE, snapshot.tensors) if snapshot.tensors else None,
+        rng=snapshot.rng,
+        extra=snapshot.extra,
+    )
+    fsync_directory(folder)
+    write_manifest(folder, manifest)
+
+
+def _unique(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Split a model's state dict into tensors of their own and names that are tied to one of those."""
+    unique: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    owners: dict[tuple[object, ...], str] = {}
+    for name, tensor in weights.items():
+        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and identity in owners:
+            tied[name] = owners[identity]
+        else:
+            owners[identity] = name
+            unique[name] = tensor
+    return unique, tied
+
+
+def _write_tensors(folder: Path, file: str, tensors: Mapping[str, torch.Tensor]) -> SavedTensors:
+    return SavedTensors(file=file, checksums=write_tensors(folder / file, tensors))
+
+
+def _write_optimizer(folder: Path, optimizer: AdamW, backend: IoBackend) -> SavedOptimizer:
+    state = optimizer.training_state
+    records = _write_records(folder, state, backend)
+    names = ("lr", "betas", "eps", "weight_decay", "maximize")
+    extras = [
+        {k: v for k, v in group.items() if k in names or isinstance(v, (int, float, str, bool))}
+        for group in optimizer.param_groups
+    ]
+    return SavedOptimizer(
+        groups=[encode(_plain(group), {}, f"param_groups.{i}") for i, group in enumerate(extras)],
+        parameters=[
+            SavedParameter(
+                name=shard.name,
+                shape=list(shard.parameter.shape),
+                dtype=_dtype_name(shard.parameter.dtype),
+                group=shard.group,
+                step=step,
+            )
+            for shard, step in zip(state.shards, state.steps, strict=True)
+        ],
+        records=records,
+    )
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+
+
+def _write_records(folder: Path, state: TrainingState, backend: IoBackend) -> list[SavedRecord]:
+    (folder / RECORDS_FOLDER).mkdir()
+    buffer = state.record_buffer()
+    saved = []
+    for index, subgroup in enumerate(state.subgroups):
+        nbytes = _record_sizes(state)[index]
+        file, checksum = None, None
+        if nbytes:
+            file = f"{RECORDS_FOLDER}/{index:06d}.bin"
+            state.store.read(index, buffer)
+            payload = buffer.memory[:nbytes]
+            checksum = xxhash.xxh3_128_hexdigest(payload)
+            backend.allocate(folder / file, nbytes)
+            backend.submit(Write(folder / file, 0, payload)).wait()
+            fsync_file(folder / file)
+        saved.append(_describe(state, subgroup, file, nbytes, checksum))
+    fsync_directory(folder / RECORDS_FOLDER)
+    return saved
+
+
+def _record_sizes(state: TrainingState) -> list[int]:
+    """Return the file bytes of each record; 0 for one that was never updated and is all zero."""
+    return [
+        0 if state.store.is_fresh(index) else subgroup.layout.padded_nbytes
+        for index, subgroup in enumerate(state.subgroups)
+    ]
+
+
+def _describe(
+    state: TrainingState, subgroup: Subgroup, file: str | None, nbytes: int, checksum: str | None
+) -> SavedRecord:
+    dtype = state.shards[subgroup.slices[0].shard].parameter.dtype
+    return SavedRecord(
+        file=file,
+        nbytes=nbytes,
+        checksum=checksum,
+        dtype=_dtype_name(dtype),
+        numel=subgroup.numel,
+        slices=[
+            SavedSlice(parameter=part.shard, start=part.start, stop=part.stop, offset=part.offset)
+            for part in subgroup.slices
+        ],
+    )
+
+
+def _dtype_name(dtype: torch.dtype) -> Any:  # noqa: ANN401 - one of the manifest's literals
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,117 @@
+"""One optimizer step from gradients to final weights, and how an interrupted one is finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tierstep.engine.adamw.formula import Scalars
+from tierstep.engine.adamw.kernels import CpuKernel
+from tierstep.engine.gradients import Gradients
+from tierstep.engine.pipeline import Pipeline
+from tierstep.engine.plan import plan_step
+from tierstep.engine.trace import StepReport, Trace, TransferLog
+from tierstep.engine.training_state import TrainingState
+from tierstep.engine.update import CpuProcessor, Update
+from tierstep.errors import StepInterrupted
+
+
+@dataclass
+class OpenStep:
+    """A step under way: its numbers are fixed when it begins, so finishing it later gives the same bits."""
+
+    update: Update
+    remaining: set[int] = field(default_factory=set)
+
+
+class Stepper:
+    """Runs steps over a training state. One thread at a time may call it."""
+
+    def __init__(self, state: TrainingState, kernel: CpuKernel, threads: int, log: TransferLog) -> None:
+        self._state = state
+        self._kernel = kernel
+        self._lane_threads = _share(threads)
+        self._pipeline = Pipeline(state.store, len(self._lane_threads))
+        self._open: OpenStep | None = None
+        self._replacing = False
+        self._backwards = False
+        self._log = log
+        self._ended = 0.0
+        self.report: StepReport | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last step failed half-way and has not been finished yet."""
+        return self._open is not None
+
+    def run(self, gradients: Gradients, scalars: Sequence[Scalars | None], started: float) -> None:
+        """Begin a step and finish it. `started` is when the caller began to work on it (perf_counter)."""
+        self.require_whole("make a step")
+        update = Update(self._state.shards, self._state.subgroups, gradients, scalars)
+        self._open = OpenStep(update, set(update.touched_subgroups()))
+        self._log.trace = Trace()
+        self._finish(self._open, started)
+
+    def resume(self, gradients: Gradients, started: float) -> None:
+        """Finish the interrupted step. Raises `StepInterrupted` when the gradients are not those it began with."""
+        if self._open is None:
+            raise ValueError("no step is interrupted")
+        if gradients.fingerprint != self._open.update.gradients.fingerprint:
+            raise StepInterrupted(
+                "the last step failed half-way and the gradients have changed since, so it cannot be finished: "
+                "restore a checkpoint (next time, call step() again before anything else)"
+            )
+        self._finish(self._open, started)
+
+    def require_whole(self, purpose: str) -> None:
+        """Raise `StepInterrupted` while a step is unfinished."""
+        if self._replacing:
+            raise StepInterrupted(f"cannot {purpose}: restoring the state failed half-way; restore a checkpoint")
+        if self._open is not None:
+            raise StepInterrupted(
+                f"cannot {purpose}: the last step failed half-way; call step() again to finish it, "
+                f"or restore a checkpoint"
+            )
+
+    def replace_state(self, rewrite: Callable[[], None]) -> None:
+        """Call `rewrite`, which replaces every record; an interrupted step is forgotten then.
+
+        If it fails half-way, steps are refused until another call succeeds.
+        """
+        self._open, self._replacing = None, True
+        rewrite()
+        self._replacing = False
+
+    def close(self) -> None:
+        """End the lanes' threads."""
+        self._pipeline.close()
+
+    def _finish(self, step: OpenStep, started: float) -> None:
+        store, checked = self._state.store, time.perf_counter()
+        plan = plan_step(store.homes(), step.remaining, store.resident(), store.slots.count, backwards=self._backwards)
+        processors = [
+            CpuProcessor(lane, self._kernel, threads, step.update) for lane, threads in self._lane_threads.items()
+        ]
+        self._pipeline.run(plan, processors, self._log.trace, step.remaining.discard)
+        self._commit(step)
+        ended = time.perf_counter()
+        self.report = self._log.trace.report(
+            seconds=ended - started,
+            check_seconds=checked - started,
+            interval_seconds=ended - self._ended if self._ended else 0.0,
+        )
+        self._ended = ended
+
+    def _commit(self, step: OpenStep) -> None:
+        for shard in step.update.gradients.touched():
+            self._state.steps[shard] += 1
+        self._backwards = not self._backwards
+        self._open = None
+
+
+def _share(threads: int) -> dict[str, int]:
+    """Share the CPU threads between the two ends; a single thread works from one end."""
+    if threads == 1:
+        return {"cpu": 1}
+    return {"gpu": threads // 2, "cpu": threads - threads // 2}

@@ -1,0 +1,63 @@
+"""One step's numbers, and the processors that apply them to subgroups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tierstep.engine.adamw.formula import Scalars
+from tierstep.engine.adamw.kernels import CpuKernel
+from tierstep.engine.adamw.piece import Piece
+from tierstep.engine.gradients import Gradients
+from tierstep.engine.shards import Shard
+from tierstep.engine.subgroups import Slice, Subgroup
+
+
+@dataclass(frozen=True)
+class Update:
+    """All that the update of any subgroup in one step depends on, besides its record and its weights.
+
+    `scalars[shard]` is None for a shard that has no gradient.
+    """
+
+    shards: Sequence[Shard]
+    subgroups: Sequence[Subgroup]
+    gradients: Gradients
+    scalars: Sequence[Scalars | None]
+
+    def touched_subgroups(self) -> list[int]:
+        """Return the subgroups that hold elements of a shard with a gradient."""
+        return [
+            index
+            for index, subgroup in enumerate(self.subgroups)
+            if any(self.scalars[part.shard] is not None for part in subgroup.slices)
+        ]
+
+    def pieces(self, subgroup: int) -> list[tuple[Slice, Piece]]:
+        """Return the parts of a subgroup that are to be updated, with their weights and gradients."""
+        found = []
+        for part in self.subgroups[subgroup].slices:
+            gradient, scalars = self.gradients.flat[part.shard], self.scalars[part.shard]
+            if gradient is not None and scalars is not None:
+                weights = self.shards[part.shard].weights(part.start, part.stop)
+                found.append((part, Piece(weights, gradient[part.start : part.stop], part.offset, scalars)))
+        return found
+
+
+@dataclass(frozen=True)
+class CpuProcessor:
+    """Updates subgroups on `threads` CPU threads, in place in host memory."""
+
+    lane: str
+    kernel: CpuKernel
+    threads: int
+    step: Update
+
+    def update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
+        """Update the fields and the model's weights; blocks until both are final."""
+        parts = self.step.pieces(subgroup)
+        self.kernel.update([piece for _, piece in parts], fields, threads=self.threads)
+        for part, piece in parts:
+            self.step.shards[part.shard].put_weights(part.start, part.stop, piece.weight)

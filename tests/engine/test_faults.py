@@ -1,0 +1,119 @@
+"""I3 and I5: a step that fails at any transfer loses nothing and can be finished with the same bits."""
+
+import errno
+
+import pytest
+import torch
+
+import tierstep
+from tierstep import Tiers
+from tierstep.io.faults import Fail
+from tierstep.io.memory import MemoryBackend
+
+from training_runs import OPTIONS, make_parameters, outcome, run, set_gradients, train
+
+STEPS = 4
+TIERS = Tiers(gpu=0, ram=8 << 10, nvme=["/nowhere"], subgroup=1500)
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Start an optimizer whose files are in memory; the backend comes with it, for faults to order."""
+
+    def start(*, fail_at=None):
+        backend = MemoryBackend()
+        if fail_at is not None:
+            backend.inject(Fail(errno.EIO), at=fail_at)
+        monkeypatch.setattr("tierstep.tiers.build.open_backend", lambda *_, **__: backend)
+        parameters = make_parameters()
+        optimizer = tierstep.AdamW(parameters.items(), **OPTIONS, tiers=cold(tmp_path))
+        return optimizer, parameters, backend
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return run(Tiers(gpu=0, ram=1 << 20), steps=STEPS)
+
+
+def cold(tmp_path):
+    return TIERS.model_copy(update={"nvme": (tmp_path,)})
+
+
+def train_with_retries(optimizer, parameters):
+    """Train, calling `step` again after each failure; return the errors."""
+    errors = []
+    for step in range(STEPS):
+        set_gradients(parameters, step)
+        optimizer.clip_grad_norm_(10.0)
+        try:
+            optimizer.step()
+        except tierstep.TransferError as error:
+            errors.append(error)
+            optimizer.step()
+        optimizer.zero_grad()
+    return errors
+
+
+def test_a_fault_at_every_operation_and_a_retry_give_the_same_bits(start, expected):
+    optimizer, parameters, backend = start()
+    with optimizer:
+        reserved = len(backend.log)
+        train(optimizer, parameters, 0, STEPS)
+        operations = len(backend.log)
+    assert operations - reserved > 20
+    for index in range(reserved, operations):
+        optimizer, parameters, _ = start(fail_at=index)
+        with optimizer:
+            errors = train_with_retries(optimizer, parameters)
+            assert [error.errno for error in errors] == [errno.EIO]
+            assert "record-" in str(errors[0])
+            assert outcome(optimizer, parameters) == expected
+
+
+def test_an_interrupted_step_refuses_what_would_break_it(start, tmp_path):
+    optimizer, parameters, backend = start()
+    with optimizer:
+        train(optimizer, parameters, 0, 1)
+        backend.inject(Fail(errno.EIO), at=len(backend.log))
+        set_gradients(parameters, 1)
+        with pytest.raises(tierstep.TransferError):
+            optimizer.step()
+        with pytest.raises(tierstep.StepInterrupted, match="read the state.*call step"):
+            optimizer.state_dict()
+        with pytest.raises(tierstep.StepInterrupted, match="save a checkpoint"):
+            tierstep.Checkpoints(tmp_path / "checkpoints").save(1, optimizer=optimizer)
+        kept = {name: p.grad for name, p in parameters.items()}
+        set_gradients(parameters, 2)
+        with pytest.raises(tierstep.StepInterrupted, match="gradients have changed"):
+            optimizer.step()
+        for name, parameter in parameters.items():
+            parameter.grad = kept[name]
+        optimizer.step()
+        assert optimizer.state[parameters["norm.weight"]]["step"] == 2
+
+
+def test_a_load_that_fails_half_way_refuses_steps_until_it_succeeds(start):
+    optimizer, parameters, backend = start()
+    with optimizer:
+        train(optimizer, parameters, 0, 2)
+        saved = optimizer.state_dict()
+        backend.inject(Fail(errno.ENOSPC), when=lambda operation: operation.kind == "write")
+        with pytest.raises(tierstep.DiskFull):
+            optimizer.load_state_dict(saved)
+        backend.heal()
+        set_gradients(parameters, 2)
+        with pytest.raises(tierstep.StepInterrupted, match="failed half-way"):
+            optimizer.step()
+        optimizer.load_state_dict(saved)
+        optimizer.step()
+
+
+def test_a_record_larger_than_every_other_and_more_records_than_slots(tmp_path):
+    """I2 (DS#3062): one tensor spans several slots, and many share one."""
+    parameters = {"large": torch.nn.Parameter(torch.randn(5000)), "small": torch.nn.Parameter(torch.randn(3))}
+    tiers = Tiers(gpu=0, ram=3 * 8192, nvme=[tmp_path], subgroup=8000)
+    with tierstep.AdamW(parameters.items(), **OPTIONS, tiers=tiers) as optimizer:
+        assert optimizer.plan.pinned_bytes <= 3 * 8192
+        train(optimizer, parameters, 0, 2)

@@ -1,0 +1,94 @@
+"""What every tier promises, whatever it is made of."""
+
+import pytest
+import torch
+
+from tierstep.io.memory import MemoryBackend
+from tierstep.io.threads import ThreadBackend
+from tierstep.tiers.nvme import NvmeTier
+from tierstep.tiers.resident import ResidentTier
+from tierstep.tiers.slots import SlotPool
+
+SIZES = {0: 64, 1: 4096, 2: 4160, 7: 100_032}
+
+
+class TierContract:
+    @pytest.fixture
+    def tier(self):
+        raise NotImplementedError
+
+    @pytest.fixture
+    def slots(self):
+        return SlotPool(2, 102_400)
+
+    def fill(self, slot, seed):
+        slot.tensor.copy_(torch.randint(0, 256, slot.tensor.shape, dtype=torch.uint8, generator=generator(seed)))
+
+    def test_what_is_stored_is_fetched(self, tier, slots):
+        tier.reserve(SIZES)
+        source, target = slots.acquire(), slots.acquire()
+        for index in SIZES:
+            self.fill(source, index)
+            tier.store(index, source).wait()
+        for index, nbytes in SIZES.items():
+            self.fill(source, index)
+            tier.fetch(index, target).wait()
+            assert torch.equal(target.tensor[:nbytes], source.tensor[:nbytes])
+
+    def test_records_reserved_later_do_not_disturb_earlier_ones(self, tier, slots):
+        tier.reserve({0: 4096})
+        source, target = slots.acquire(), slots.acquire()
+        self.fill(source, 0)
+        tier.store(0, source).wait()
+        tier.reserve({1: 8192, 2: 64})
+        tier.fetch(0, target).wait()
+        assert torch.equal(target.tensor[:4096], source.tensor[:4096])
+
+    def test_a_view_if_there_is_one_is_the_record_itself(self, tier, slots):
+        tier.reserve(SIZES)
+        slot = slots.acquire()
+        self.fill(slot, 3)
+        tier.store(2, slot).wait()
+        view = tier.view(2)
+        assert view is None or torch.equal(view, slot.tensor[: SIZES[2]])
+
+    def test_closing_twice_is_fine(self, tier):
+        tier.reserve(SIZES)
+        tier.close()
+        tier.close()
+
+
+class TestHost(TierContract):
+    @pytest.fixture
+    def tier(self):
+        return ResidentTier("host")
+
+
+class TestDeviceOnCpu(TierContract):
+    @pytest.fixture
+    def tier(self):
+        return ResidentTier("device")
+
+
+class TestNvmeInMemory(TierContract):
+    @pytest.fixture
+    def tier(self, tmp_path):
+        return NvmeTier([tmp_path], MemoryBackend())
+
+
+class TestNvmeOnFiles(TierContract):
+    @pytest.fixture
+    def tier(self, tmp_path):
+        with ThreadBackend() as backend:
+            yield NvmeTier([tmp_path], backend)
+
+    def test_files_have_the_recorded_length_and_vanish_on_close(self, tier, tmp_path):
+        tier.reserve(SIZES)
+        lengths = {index: tier.path(index).stat().st_size for index in SIZES}
+        assert lengths == {0: 4096, 1: 4096, 2: 8192, 7: 102_400}
+        tier.close()
+        assert list(tmp_path.iterdir()) == []
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)

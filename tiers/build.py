@@ -1,0 +1,41 @@
+"""Opening the tiers that a configuration asks for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from tierstep.configs.schema import Tiers
+from tierstep.io.backend import IoBackend
+from tierstep.io.scratch import open_scratch
+from tierstep.io.selection import open_backend
+from tierstep.tiers.nvme import NvmeTier
+from tierstep.tiers.resident import ResidentTier
+from tierstep.tiers.slots import SlotPool
+from tierstep.tiers.store import OnTransfer, Store
+from tierstep.tiers.tier import Tier
+
+
+def open_store(settings: Tiers, resources: ExitStack, on_transfer: OnTransfer) -> Store:
+    """Open an empty store without slots. `resources` closes it, its backend and its scratch directories, in order."""
+    tiers: dict[str, Tier] = {"device": ResidentTier("device"), "host": ResidentTier("host")}
+    if settings.nvme:
+        backend, folders = open_files(settings, resources)
+        tiers["nvme"] = NvmeTier(folders, backend)
+    store = Store(tiers, SlotPool(0, 0), on_transfer)
+    resources.callback(store.close)
+    return store
+
+
+def open_files(settings: Tiers, resources: ExitStack) -> tuple[IoBackend, list[Path]]:
+    """Open the I/O backend and a scratch directory in each nvme directory; `resources` closes them."""
+    backend = open_backend(settings.backend, as_tensor=lambda memory: torch.frombuffer(memory, dtype=torch.uint8))
+    resources.callback(backend.close)
+    folders = []
+    for directory in settings.nvme:
+        scratch = open_scratch(directory)
+        resources.callback(scratch.close)
+        folders.append(scratch.path)
+    return backend, folders

@@ -1,0 +1,65 @@
+"""The cold tier: one preallocated slot file a record, moved through an I/O backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tierstep.errors import TierstepError
+from tierstep.io.alignment import ALIGNMENT_BYTES, align_up
+from tierstep.io.backend import IoBackend
+from tierstep.io.requests import Completion, Read, Write
+from tierstep.tiers.slots import Slot
+
+
+class NvmeTier:
+    """Records in files, spread over `directories` in turn.
+
+    Every file is allocated when its record is reserved, so that a full drive is known before the first step, and is
+    overwritten in place afterwards. The backend is the caller's; `close` removes the files.
+    """
+
+    name = "nvme"
+
+    def __init__(self, directories: Sequence[Path], backend: IoBackend) -> None:
+        self._directories = tuple(directories)
+        self._backend = backend
+        self._files: dict[int, tuple[Path, int]] = {}
+
+    def reserve(self, sizes: Mapping[int, int]) -> None:
+        """See `Tier.reserve`. Raises `DiskFull`; the files of this call are removed again then."""
+        made: dict[int, tuple[Path, int]] = {}
+        try:
+            for index, nbytes in sizes.items():
+                path = self._directories[index % len(self._directories)] / f"record-{index:06d}.slot"
+                padded = align_up(nbytes, ALIGNMENT_BYTES)
+                self._backend.allocate(path, padded)
+                made[index] = (path, padded)
+        except TierstepError:
+            for path, _ in made.values():
+                self._backend.remove(path)
+            raise
+        self._files.update(made)
+
+    def path(self, index: int) -> Path:
+        """Return the slot file of a record."""
+        return self._files[index][0]
+
+    def view(self, index: int) -> None:
+        """See `Tier.view`: a file cannot be worked on in place."""
+
+    def fetch(self, index: int, slot: Slot) -> Completion:
+        """See `Tier.fetch`."""
+        path, nbytes = self._files[index]
+        return self._backend.submit(Read(path, 0, slot.memory[:nbytes]))
+
+    def store(self, index: int, slot: Slot) -> Completion:
+        """See `Tier.store`."""
+        path, nbytes = self._files[index]
+        return self._backend.submit(Write(path, 0, slot.memory[:nbytes]))
+
+    def close(self) -> None:
+        """See `Tier.close`."""
+        while self._files:
+            _, (path, _) = self._files.popitem()
+            self._backend.remove(path)

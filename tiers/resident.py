@@ -1,0 +1,54 @@
+"""The tiers whose records lie in memory and are updated in place: `device` and `host`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tierstep.io.alignment import align_up
+from tierstep.io.requests import Completion
+from tierstep.tiers.record import FIELD_ALIGNMENT_BYTES
+from tierstep.tiers.slots import Arena, Slot
+from tierstep.tiers.tier import completed
+
+
+class ResidentTier:
+    """Records in memory, each batch of reservations in one exact-size arena.
+
+    `name` is "host", or "device" for a model whose device is the CPU, where the hot tier is host memory too.
+    """
+
+    def __init__(self, name: str, *, pin: bool = False) -> None:
+        self.name = name
+        self._pin = pin
+        self._records: dict[int, torch.Tensor] = {}
+
+    def reserve(self, sizes: Mapping[int, int]) -> None:
+        """See `Tier.reserve`. The records are zero at first and take no memory until they are touched."""
+        total = sum(align_up(nbytes, FIELD_ALIGNMENT_BYTES) for nbytes in sizes.values())
+        if not total:
+            return
+        arena = Arena(total, pin=self._pin)
+        for index, nbytes in sizes.items():
+            self._records[index] = arena.cut(nbytes, FIELD_ALIGNMENT_BYTES)[0]
+
+    def view(self, index: int) -> torch.Tensor:
+        """See `Tier.view`."""
+        return self._records[index]
+
+    def fetch(self, index: int, slot: Slot) -> Completion:
+        """See `Tier.fetch`. Copies at once."""
+        record = self._records[index]
+        slot.tensor[: record.numel()].copy_(record)
+        return completed(f"{self.name} record {index}")
+
+    def store(self, index: int, slot: Slot) -> Completion:
+        """See `Tier.store`. Copies at once."""
+        record = self._records[index]
+        record.copy_(slot.tensor[: record.numel()])
+        return completed(f"{self.name} record {index}")
+
+    def close(self) -> None:
+        """See `Tier.close`."""
+        self._records.clear()

@@ -1,0 +1,94 @@
+"""Exact-size host memory for records, and the staging slots that cold records pass through."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from tierstep.errors import StepInterrupted
+from tierstep.io.alignment import align_up
+from tierstep.io.buffers import PageBuffer
+
+
+class Arena:
+    """One block of host memory of exactly the asked size, cut from the front; pinned where CUDA is in use.
+
+    torch's own pinned allocator rounds every allocation up to a power of two; an arena does not. The memory is zero
+    at first and takes no RAM until it is touched. It is freed when the last tensor cut from it is gone.
+    """
+
+    def __init__(self, nbytes: int, *, pin: bool = False) -> None:
+        self.nbytes = nbytes
+        self._buffer = PageBuffer(nbytes)
+        self._used_bytes = 0
+        if pin:
+            _pin(self._buffer)
+
+    def cut(self, nbytes: int, alignment_bytes: int = 64) -> tuple[torch.Tensor, memoryview]:
+        """Return the next `nbytes` as a uint8 tensor and as a memoryview of the same bytes."""
+        start = align_up(self._used_bytes, alignment_bytes)
+        if start + nbytes > self.nbytes:
+            raise ValueError(f"arena of {self.nbytes} bytes has no {nbytes} bytes left after {start}")
+        self._used_bytes = start + nbytes
+        view = self._buffer.view[start : start + nbytes]
+        return torch.frombuffer(view, dtype=torch.uint8), view
+
+
+def _pin(buffer: PageBuffer) -> None:
+    code = torch.cuda.cudart().cudaHostRegister(buffer.address, buffer.nbytes, 0)
+    if int(code) != 0:
+        raise MemoryError(f"pinning {buffer.nbytes} bytes of host memory failed with CUDA error {int(code)}")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A staging buffer of one record; whoever acquired it owns it until it is released."""
+
+    index: int
+    tensor: torch.Tensor
+    memory: memoryview
+
+
+class SlotPool:
+    """A fixed number of equal slots. `acquire` blocks while all are taken: that is the pipeline's back-pressure."""
+
+    def __init__(self, count: int, nbytes: int, *, pin: bool = False) -> None:
+        self.count = count
+        self.slot_nbytes = nbytes
+        self._arena = Arena(count * nbytes, pin=pin) if count else None
+        self._free = [self._make(index) for index in range(count)]
+        self._changed = threading.Condition()
+        self._interrupted = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots together."""
+        return self.count * self.slot_nbytes
+
+    def acquire(self) -> Slot:
+        """Take a free slot; block until there is one. Raises `StepInterrupted` while the pool is interrupted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._interrupted)
+            if self._interrupted:
+                raise StepInterrupted("the step failed elsewhere; no further slot is given out")
+            return self._free.pop()
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back."""
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify()
+
+    def interrupt(self, *, interrupted: bool) -> None:
+        """Wake and refuse everyone who waits for a slot (True), or serve again (False)."""
+        with self._changed:
+            self._interrupted = interrupted
+            self._changed.notify_all()
+
+    def _make(self, index: int) -> Slot:
+        if self._arena is None:
+            raise ValueError("an empty pool has no slots")
+        tensor, memory = self._arena.cut(self.slot_nbytes, alignment_bytes=1)
+        return Slot(index, tensor, memory)

@@ -1,0 +1,273 @@
+"""Who is where: the one place that knows and changes where the newest bytes of every record are.
+
+A record goes through these states, and only methods of `Store` change them:
+
+    FRESH ──fetch──┐                            (all zero; nothing was ever written, so nothing is read)
+    HOME ──fetch──>FETCHING──take──>HELD──put_back(changed=False)──> where it was before
+      ^                               ├──put_back(keep=False)──> STORING ──ok──> HOME
+      │                               └──put_back(keep=True)───> RESIDENT <─failed─┘
+      └────────── STORING <──write_back── RESIDENT ──fetch──> FETCHING (already there)
+
+Records of memory tiers are worked on in place: they know only FRESH, HOME and HELD. A cold record that is RESIDENT
+is newest in its slot, and its file is older. A store that fails leaves it RESIDENT, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from tierstep.io.requests import Completion
+from tierstep.tiers.record import RecordLayout
+from tierstep.tiers.slots import Slot, SlotPool
+from tierstep.tiers.tier import Tier, completed
+
+
+class State(Enum):
+    """Where the newest bytes of a record are, or who has them."""
+
+    FRESH = "fresh"
+    HOME = "home"
+    FETCHING = "fetching"
+    HELD = "held"
+    STORING = "storing"
+    RESIDENT = "resident"
+
+
+@dataclass
+class _Entry:
+    layout: RecordLayout
+    home: str
+    state: State = State.FRESH
+    before: State = State.FRESH  # the state that put_back(changed=False) goes back to
+    slot: Slot | None = None
+    fetching: Completion | None = None
+
+
+OnTransfer = Callable[[str, int, float, float, int], None]  # lane, record, start, end (perf_counter), bytes
+
+
+class Store:
+    """All records of one optimizer. Thread-safe; its lock is never held during I/O or while waiting for a slot."""
+
+    def __init__(self, tiers: Mapping[str, Tier], slots: SlotPool, on_transfer: OnTransfer) -> None:
+        self._tiers = tiers
+        self._slots = slots
+        self._on_transfer = on_transfer
+        self._entries: list[_Entry] = []
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        self._failures: list[BaseException] = []
+        self._stores: dict[int, Completion] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, layouts: Sequence[RecordLayout], homes: Sequence[str]) -> None:
+        """Append records, all fresh (all zero). Raises before anything is kept when a tier has no room."""
+        first = len(self._entries)
+        for name, tier in self._tiers.items():
+            tier.reserve({first + i: layouts[i].nbytes for i, home in enumerate(homes) if home == name})
+        self._entries += [_Entry(layout, home) for layout, home in zip(layouts, homes, strict=True)]
+
+    def replace_slots(self, slots: SlotPool) -> None:
+        """Use other slots from now on; the old ones are written back first. Not during a step."""
+        self.write_back(self.resident())
+        self.settle()
+        self._slots = slots
+
+    @property
+    def slots(self) -> SlotPool:
+        """The staging slots of the cold records."""
+        return self._slots
+
+    def home(self, index: int) -> str:
+        """Return the tier that a record belongs to."""
+        return self._entries[index].home
+
+    def homes(self) -> tuple[str, ...]:
+        """Return the tier of every record."""
+        return tuple(entry.home for entry in self._entries)
+
+    def is_fresh(self, index: int) -> bool:
+        """Say whether a record was never changed: it is all zero, and nothing of it is in any file."""
+        return self._entries[index].state is State.FRESH
+
+    def layout(self, index: int) -> RecordLayout:
+        """Return the layout of a record."""
+        return self._entries[index].layout
+
+    def resident(self) -> tuple[int, ...]:
+        """Return the cold records whose newest bytes are in a slot, and older ones in their files."""
+        with self._lock:
+            return tuple(i for i, entry in enumerate(self._entries) if entry.state is State.RESIDENT)
+
+    def fetch(self, index: int) -> Completion:
+        """Start bringing a record to where it can be worked on; blocks only while all slots are taken.
+
+        A record of a memory tier, a fresh one and one that is still in its slot are there at once.
+        """
+        entry = self._entries[index]
+        self._await_store(index)
+        with self._lock:
+            entry.before, entry.state, entry.fetching = entry.state, State.FETCHING, None
+        if entry.slot is not None or self._tiers[entry.home].view(index) is not None:
+            return completed(f"record {index}")
+        try:
+            entry.slot = self._slots.acquire()
+            entry.fetching = self._start_read(index, entry, entry.slot)
+        except BaseException:
+            self._forget_fetch(entry)
+            raise
+        return entry.fetching
+
+    def take(self, index: int) -> dict[str, torch.Tensor]:
+        """Return the fields of a fetched record, to be changed in place until `put_back`."""
+        entry = self._entries[index]
+        with self._lock:
+            entry.state = State.HELD
+        return entry.layout.views(self._bytes(index))
+
+    def put_back(self, index: int, *, changed: bool, keep: bool = False) -> None:
+        """End the work on a fetched record. Never blocks on I/O.
+
+        A changed cold record is written to its file, or with `keep` stays in its slot; an unchanged one goes back to
+        the state that it was fetched from.
+        """
+        entry = self._entries[index]
+        if entry.slot is None:
+            with self._lock:
+                entry.state = State.HOME if changed else entry.before
+        elif changed and not keep:
+            self._start_write(index, entry, entry.slot)
+        elif changed or entry.before is State.RESIDENT:
+            with self._lock:
+                entry.state = State.RESIDENT
+        else:
+            self._forget_fetch(entry)
+
+    def write_back(self, indices: Iterable[int]) -> None:
+        """Start writing records that are in slots to their files; `settle` says how it went."""
+        for index in indices:
+            entry = self._entries[index]
+            if entry.slot is not None and entry.state is State.RESIDENT:
+                self._start_write(index, entry, entry.slot)
+
+    def settle(self) -> None:
+        """Wait until no store is under way; raise the first failure since the last call.
+
+        Raises `TransferTimeout` when a store never completes. The records of failed stores are kept in their slots.
+        """
+        for index in list(self._stores):
+            self._await_store(index)
+        with self._lock:
+            failures, self._failures = self._failures, []
+        if failures:
+            raise failures[0]
+
+    def read(self, index: int, target: Slot) -> dict[str, torch.Tensor]:
+        """Copy the newest bytes of a record into `target` and return its fields there. Blocks; not during a step."""
+        entry = self._entries[index]
+        if entry.state is State.FRESH:
+            target.tensor[: entry.layout.padded_nbytes].zero_()
+        elif entry.slot is not None:
+            nbytes = entry.layout.padded_nbytes
+            target.tensor[:nbytes].copy_(entry.slot.tensor[:nbytes])
+        else:
+            self._timed("read", index, self._tiers[entry.home].fetch(index, target)).wait()
+        return entry.layout.views(target.tensor)
+
+    def write(self, index: int, source: Slot) -> None:
+        """Replace a record by the bytes in `source`. Blocks; not during a step."""
+        entry = self._entries[index]
+        self._timed("write", index, self._tiers[entry.home].store(index, source)).wait()
+        with self._lock:
+            slot, entry.slot, entry.state = entry.slot, None, State.HOME
+        if slot is not None:
+            self._slots.release(slot)
+
+    def close(self) -> None:
+        """Wait for transfers and give up all records."""
+        for index in list(self._stores):
+            self._await_store(index)
+        for tier in self._tiers.values():
+            tier.close()
+        self._entries.clear()
+
+    # ---- the only places where slots change hands
+
+    def _start_read(self, index: int, entry: _Entry, slot: Slot) -> Completion:
+        if entry.before is State.FRESH:
+            slot.tensor[: entry.layout.padded_nbytes].zero_()
+            return completed(f"record {index}")
+        return self._timed("read", index, self._tiers[entry.home].fetch(index, slot))
+
+    def _forget_fetch(self, entry: _Entry) -> None:
+        with self._lock:
+            slot, entry.slot, entry.state = entry.slot, None, entry.before
+        if slot is None:
+            return
+        if entry.fetching is None:
+            self._slots.release(slot)
+        else:  # a read that timed out still owns its slot; the slot is free when the read has really ended
+            entry.fetching.add_done_callback(lambda _: self._slots.release(slot))
+
+    def _start_write(self, index: int, entry: _Entry, slot: Slot) -> None:
+        with self._lock:
+            entry.state = State.STORING
+        try:
+            completion = self._timed("write", index, self._tiers[entry.home].store(index, slot))
+        except BaseException:
+            with self._lock:
+                entry.state = State.RESIDENT
+            raise
+        with self._lock:
+            self._stores[index] = completion
+        completion.add_done_callback(lambda done: self._end_write(index, done))
+
+    def _end_write(self, index: int, completion: Completion) -> None:
+        entry = self._entries[index]
+        freed = None
+        with self._lock:
+            if completion.error is None:
+                freed, entry.slot, entry.state = entry.slot, None, State.HOME
+            else:
+                entry.state = State.RESIDENT
+                self._failures.append(completion.error)
+                self._slots.interrupt(interrupted=True)  # this slot stays taken: nobody may wait for it for ever
+            self._stores.pop(index, None)
+            self._settled.notify_all()
+        if freed is not None:
+            self._slots.release(freed)
+
+    def _await_store(self, index: int) -> None:
+        """Wait until no store of this record is under way; raise only when it never ends."""
+        completion = self._stores.get(index)
+        if completion is None:
+            return
+        with self._settled:
+            ended = self._settled.wait_for(lambda: index not in self._stores, timeout=completion.timeout_s)
+        if not ended:
+            completion.wait()
+
+    def _bytes(self, index: int) -> torch.Tensor:
+        entry = self._entries[index]
+        if entry.slot is not None:
+            return entry.slot.tensor
+        in_place = self._tiers[entry.home].view(index)
+        if in_place is None:
+            raise ValueError(f"record {index} was not fetched")
+        return in_place
+
+    def _timed(self, lane: str, index: int, completion: Completion) -> Completion:
+        start, entry = time.perf_counter(), self._entries[index]
+        nbytes = entry.layout.padded_nbytes
+        if self._tiers[entry.home].view(index) is not None:
+            return completion
+        completion.add_done_callback(lambda _: self._on_transfer(lane, index, start, time.perf_counter(), nbytes))
+        return completion
