@@ -29,8 +29,8 @@ check: install types
 	$(BIN)/ruff check .
 
 types: install  ## mypy does not follow package-dir, so it reads the package through a tree of links
-	rm -rf .types && mkdir -p .types
-	ln -s ../api .types/tierstep
+	rm -rf .types && mkdir -p .types/tierstep
+	ln -s $(CURDIR)/api/* $(addprefix $(CURDIR)/,configs io tiers engine bench) .types/tierstep/
 	$(BIN)/mypy --strict -p tierstep
 
 format: install

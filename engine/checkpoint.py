@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,12 +121,13 @@ class Checkpoints:
         folder = Path(path)
         return restore_into(folder, read_manifest(folder), model, optimizer)
 
-    def list(self) -> list[CheckpointInfo]:
+    def list(self) -> tuple[CheckpointInfo, ...]:
         """Return the complete checkpoints, oldest save first. Raises `CheckpointCorrupt` for a damaged manifest."""
         if not self.directory.is_dir():
-            return []
+            return ()
         folders = [f for f in self.directory.iterdir() if NAME.fullmatch(f.name) and (f / MANIFEST_NAME).is_file()]
-        return sorted((_describe(folder, read_manifest(folder)) for folder in folders), key=lambda i: i.sequence)
+        infos = (_describe(folder, read_manifest(folder)) for folder in folders)
+        return tuple(sorted(infos, key=lambda info: info.sequence))
 
     def _publish(self, draft: Path, step: int) -> Path:
         """Give a complete draft its name, in one rename; a step that was saved before gets a number of its own."""
@@ -138,7 +139,7 @@ class Checkpoints:
         fsync_directory(self.directory)
         return path
 
-    def _prune(self, older: list[CheckpointInfo]) -> None:
+    def _prune(self, older: Sequence[CheckpointInfo]) -> None:
         if self.keep is not None:
             for info in older[: max(0, len(older) + 1 - self.keep)]:
                 delete_checkpoint(info.path)

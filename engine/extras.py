@@ -63,7 +63,7 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN
     if TUPLE in value:
         return tuple(decode(item, tensors) for item in value[TUPLE])
     if DICT in value or COUNTER in value:
-        pairs = value.get(DICT, value.get(COUNTER))
+        pairs = value[COUNTER if COUNTER in value else DICT]
         decoded = {decode(key, tensors): decode(item, tensors) for key, item in pairs}
         return Counter(decoded) if COUNTER in value else decoded
     return {key: decode(item, tensors) for key, item in value.items()}

@@ -62,17 +62,20 @@ class AdamW(torch.optim.Optimizer):
         tiers: Tiers | None = None,
     ) -> None:
         params = _listed(params)
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize)
-        defaults |= dict(foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
+        defaults: dict[str, Any] = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        defaults |= dict(amsgrad=amsgrad, maximize=maximize, foreach=foreach, fused=fused)
+        defaults |= dict(capturable=capturable, differentiable=differentiable)
+        self._clip: Clip | None = None
         self._opened = False
         super().__init__(params, defaults)
         self._tiers = tiers or Tiers()
         self._open(list(trainable_shards(self.param_groups)))
+        self._opened = True
 
     # ---- the step
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Update every parameter that has a gradient; return what `closure` returned.
 
         Blocks until all weights are final and all records are stored. Raises `GradientError` for sparse gradients,
@@ -190,7 +193,7 @@ class AdamW(torch.optim.Optimizer):
     # ---- inside
 
     def _open(self, shards: list[Shard]) -> None:
-        self._clip: Clip | None = None
+        """Reserve everything, or nothing."""
         self._threads = self._tiers.threads or torch.get_num_threads()
         self._kernel = cpu_kernel(self._tiers.kernel)
         self._plan = plan_memory(_specs(shards, 0), self._tiers, measure_free(self._tiers.nvme))
@@ -203,7 +206,6 @@ class AdamW(torch.optim.Optimizer):
             resources.callback(self._stepper.close)
             self.state = StateView(self._state)  # type: ignore[assignment]
             self._close = weakref.finalize(self, resources.pop_all().close)
-        self._opened = True
 
     def _extend(self, shards: list[Shard], plan: MemoryPlan) -> None:
         store = self._state.store

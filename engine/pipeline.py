@@ -30,7 +30,9 @@ from tierstep.tiers.store import Store
 class Processor(Protocol):
     """Something that can update a subgroup: a lane's worker."""
 
-    lane: str
+    @property
+    def lane(self) -> str:
+        """The lane that its work counts for."""
 
     def update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
         """Update the subgroup's fields and weights. Blocks until they are final."""

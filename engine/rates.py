@@ -71,10 +71,11 @@ def _file_rate(tiers: Tiers) -> float:
         parts = [memory[i * FILE_BYTES : (i + 1) * FILE_BYTES] for i in range(2 * len(folders))]
         reads = [Read(folder / "rate-read", 0, parts[i]) for i, folder in enumerate(folders)]
         writes = [Write(folder / "rate-write", 0, parts[len(folders) + i]) for i, folder in enumerate(folders)]
-        for request in (*reads, *writes):
+        requests: list[Request] = [*reads, *writes]
+        for request in requests:
             backend.allocate(request.path, FILE_BYTES)
             backend.submit(Write(request.path, 0, parts[0])).wait()
-        seconds = min(_seconds_together(backend, [*reads, *writes]) for _ in range(ROUNDS))
+        seconds = min(_seconds_together(backend, requests) for _ in range(ROUNDS))
     return len(parts) * FILE_BYTES / seconds
 
 

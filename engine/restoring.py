@@ -18,7 +18,7 @@ from tierstep.engine.optimizer import AdamW
 from tierstep.engine.rng import set_rng_states
 from tierstep.engine.tensor_file import read_tensors
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
-from tierstep.tiers.record import RecordLayout
+from tierstep.tiers.record import RecordLayout, bytes_of
 
 READ_BYTES = 8 << 20
 
@@ -208,8 +208,9 @@ class _Source:
         path, layout = self._folder / record.file, _layout(record)
         with path.open("rb", buffering=0) as file:
             for name, values in fields.items():
-                target = memoryview(values.view(torch.uint8).numpy())
-                _read_fully(file.fileno(), target, layout.offsets[name] + element * values.element_size(), path)
+                _read_fully(
+                    file.fileno(), bytes_of(values), layout.offsets[name] + element * values.element_size(), path
+                )
 
 
 def _read_fully(descriptor: int, target: memoryview, offset: int, path: Path) -> None:

@@ -13,8 +13,6 @@ import xxhash
 from tierstep import version
 from tierstep.engine.extras import encode
 from tierstep.engine.manifest import (
-    FORMAT,
-    VERSION,
     Manifest,
     SavedOptimizer,
     SavedParameter,
@@ -91,8 +89,8 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> No
     """Fill a new folder; the manifest comes last, when all else is durable. Blocks."""
     optimizer = None if snapshot.optimizer is None else _write_optimizer(folder, snapshot.optimizer, backend)
     manifest = Manifest(
-        format=FORMAT,
-        version=VERSION,
+        format="tierstep-checkpoint",
+        version=1,
         written_by=version.__version__,
         step=snapshot.step,
         sequence=snapshot.sequence,

@@ -17,6 +17,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from tierstep.errors import CheckpointCorrupt, ConfigError
+from tierstep.tiers.record import bytes_of
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -55,7 +56,7 @@ def read_tensors(path: Path, checksums: Mapping[str, str]) -> dict[str, torch.Te
     """Read all tensors of a file and check them. Blocks. Raises `CheckpointCorrupt` naming file and tensor."""
     tensors: dict[str, torch.Tensor] = {}
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             names = set(file.keys())
             if names != set(checksums):
                 raise CheckpointCorrupt(f"{path} holds other tensors than its manifest says: restore another one")
@@ -90,5 +91,4 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _payload(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return bytes_of(tensor.to("cpu").contiguous())

@@ -46,3 +46,10 @@ class RecordLayout:
             name: record[start : start + self.numel * dtype.itemsize].view(dtype)
             for (name, dtype), start in zip(self.fields, self.offsets.values(), strict=True)
         }
+
+
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor as bytes, without a copy."""
+    if not values.numel():
+        return memoryview(bytearray())
+    return values.detach().reshape(-1).view(torch.uint8).numpy().data

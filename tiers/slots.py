@@ -37,7 +37,8 @@ class Arena:
 
 
 def _pin(buffer: PageBuffer) -> None:
-    code = torch.cuda.cudart().cudaHostRegister(buffer.address, buffer.nbytes, 0)
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = runtime.cudaHostRegister(buffer.address, buffer.nbytes, 0)
     if int(code) != 0:
         raise MemoryError(f"pinning {buffer.nbytes} bytes of host memory failed with CUDA error {int(code)}")
 

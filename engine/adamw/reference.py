@@ -32,14 +32,14 @@ class ReferenceKernel:
 
     def all_finite(self, values: torch.Tensor, *, threads: int = 1) -> bool:
         """See `CpuKernel.all_finite`."""
-        return all(bool(torch.isfinite(chunk).all()) for chunk in values.split(CHUNK))
+        return all(bool(torch.isfinite(chunk).all()) for chunk in torch.split(values, CHUNK))
 
     def sum_squares(self, values: torch.Tensor, *, threads: int = 1) -> torch.Tensor:
         """See `CpuKernel.sum_squares`. The order of additions within a block is part of the result.
 
         Element i of a block goes to accumulator i mod 16, in order; then accumulators are added in halves.
         """
-        chunks = values.split(CHUNK)  # a multiple of BLOCK
+        chunks = torch.split(values, CHUNK)  # a multiple of BLOCK
         return torch.cat([_block_sums(chunk) for chunk in chunks]) if values.numel() else torch.zeros(0).double()
 
 

@@ -1,7 +1,5 @@
 import math
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
