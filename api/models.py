@@ -30,10 +30,21 @@ def build_model(config: TrainConfig) -> PreTrainedModel:
     torch.manual_seed(config.run.seed)
     architecture, weights = _architecture(config.model)
     _check_sizes(architecture, config)
-    model = _with_random_weights(architecture) if weights is None else _with_weights(weights)
-    model = model.to(dtype=DTYPES[config.model.dtype])
+    return _made_ready(_with_random_weights(architecture) if weights is None else _with_weights(weights), config.model)
+
+
+def outline_model(config: TrainConfig) -> PreTrainedModel:
+    """Return what `build_model` would, but without reading weights; inside torch's fake mode it takes no memory."""
+    architecture, _ = _architecture(config.model)
+    _check_sizes(architecture, config)
+    return _made_ready(_with_random_weights(architecture), config.model)
+
+
+def _made_ready(model: PreTrainedModel, config: Model) -> PreTrainedModel:
+    for parameter in model.parameters():  # and no buffers: the frequencies of rotary positions need their fp32
+        parameter.data = parameter.data.to(DTYPES[config.dtype])
     model.config.use_cache = False
-    if config.model.activation_checkpointing:
+    if config.activation_checkpointing:
         _checkpoint_activations(model)
     model.train()
     return model

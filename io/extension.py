@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tierstep.errors import ConfigError
 
@@ -35,7 +36,7 @@ def why_unavailable(*, build: bool = False) -> str | None:
 
 
 def load_extension(*, build: bool = False) -> ModuleType:
-    """Import the extension; compile it first, for minutes, only if `build` says so. Blocks.
+    """Import the extension; compile it first, for minutes, only if that is needed and `build` says so. Blocks.
 
     Raises `ConfigError` that says what is missing.
     """
@@ -45,9 +46,20 @@ def load_extension(*, build: bool = False) -> ModuleType:
     builder = importlib.import_module("deepspeed.ops.op_builder").AsyncIOBuilder()
     if builder.name in builder._loaded_ops:
         return _as_module(builder.load(verbose=False))
+    return _import_or_build(builder, build=build)
+
+
+def _import_or_build(builder: Any, *, build: bool) -> ModuleType:  # noqa: ANN401 - DeepSpeed has no types
     built = find_built()
     try:
-        return _as_module(builder.load(verbose=False)) if build or built is None else _import_built(builder, built)
+        if built is None:
+            return _as_module(builder.load(verbose=False))
+        try:
+            return _import_built(builder, built)
+        except ImportError:  # built for other versions
+            if not build:
+                raise
+            return _as_module(builder.load(verbose=False))
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"backend libaio is not available: {error}; open it once with build=True to build it anew, or use "
@@ -89,13 +101,13 @@ def _has_header(name: str) -> bool:
     return any((Path(folder) / name).is_file() for folder in folders)
 
 
-def _import_built(builder: object, files: tuple[Path, ...]) -> ModuleType:
+def _import_built(builder: Any, files: tuple[Path, ...]) -> ModuleType:  # noqa: ANN401
     """Import built files as they are: DeepSpeed's own loader would compile again whenever it finds a reason to.
 
     What is imported goes into DeepSpeed's table, since importing the same types twice into a process fails.
     """
     modules = [_import_globally(name, file) for name, file in zip(EXTENSIONS, files, strict=True)]
-    builder._loaded_ops.update(zip(EXTENSIONS, modules, strict=True))  # type: ignore[attr-defined]
+    builder._loaded_ops.update(zip(EXTENSIONS, modules, strict=True))
     return modules[-1]
 
 
