@@ -54,7 +54,7 @@ def outcome(optimizer, parameters) -> dict[str, bytes]:
     return found
 
 
-def run(tiers: tierstep.Tiers, steps: int = 12, **options) -> dict[str, bytes]:
+def run(tiers: tierstep.Tiers, steps: int = 30, **options) -> dict[str, bytes]:
     parameters = make_parameters()
     with tierstep.AdamW(parameters.items(), **{**OPTIONS, **options}, tiers=tiers) as optimizer:
         train(optimizer, parameters, 0, steps)

@@ -68,6 +68,11 @@ class SlotPool:
         """Bytes of all slots together."""
         return self.count * self.slot_nbytes
 
+    @property
+    def free_count(self) -> int:
+        """How many slots nobody owns now."""
+        return len(self._free)
+
     def acquire(self) -> Slot:
         """Take a free slot; block until there is one. Raises `StepInterrupted` while the pool is interrupted."""
         with self._changed:

@@ -1,19 +1,24 @@
 """N1: placement never changes the numbers."""
 
+import tempfile
+import warnings
+
 import pytest
 import torch
 
 import tierstep
 from tierstep import Tiers
+from tierstep.io.directories import BufferedFallbackWarning
 
 from training_runs import OPTIONS, STATE_BYTES, make_parameters, outcome, run, set_gradients, train
 
 ENOUGH = 1 << 20
+STEPS = 30  # as `run` makes
 
 
 @pytest.fixture(scope="module")
 def expected():
-    return run(Tiers(gpu=0, ram=ENOUGH, threads=1, kernel="reference"), steps=12)
+    return run(Tiers(gpu=0, ram=ENOUGH, threads=1, kernel="reference"))
 
 
 def everything_cold(path, **options):
@@ -46,7 +51,7 @@ def test_three_tiers_at_once(expected, tmp_path):
     parameters = make_parameters()
     with tierstep.AdamW(parameters.items(), **OPTIONS, tiers=tiers) as optimizer:
         assert all(optimizer.placement().values()), optimizer.placement()
-        train(optimizer, parameters, 0, 12)
+        train(optimizer, parameters, 0, STEPS)
         assert outcome(optimizer, parameters) == expected
 
 
@@ -64,6 +69,18 @@ def test_any_subgroup_size_on_nvme(expected, tmp_path, subgroup):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_any_kernel_and_number_of_threads(expected, kernel, threads):
     assert run(Tiers(gpu=0, ram=ENOUGH, subgroup=500, kernel=kernel, threads=threads)) == expected
+
+
+def test_a_file_system_without_o_direct(expected):
+    """I6 (LMCache#4364): whatever tmpfs does about O_DIRECT here, the bits are the same."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", BufferedFallbackWarning)
+        assert run(everything_cold(folder)) == expected
+
+
+@pytest.mark.libaio
+def test_the_libaio_backend(expected, tmp_path):
+    assert run(everything_cold(tmp_path, backend="libaio")) == expected
 
 
 def test_two_directories(expected, tmp_path):

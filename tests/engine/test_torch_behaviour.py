@@ -1,7 +1,10 @@
 """N2 to N6: what users of torch.optim.AdamW expect."""
 
 import copy
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -425,3 +428,25 @@ def test_an_optimizer_cannot_be_copied():
     _, (_, optimizer) = pair()
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(optimizer)
+
+
+def test_several_processes_share_one_directory(tmp_path):
+    script = Path(__file__).parent.parent / "several_processes_run.py"
+    command = [sys.executable, script, tmp_path]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ended = [(run.communicate(timeout=120), run.returncode) for run in runs]
+    assert [code for _, code in ended] == [0, 0, 0], ended
+    assert len({output for (output, _), _ in ended}) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_99_percent_frozen_parameters_take_no_state():
+    """N6 (ao#1209)."""
+    base, adapter = torch.nn.Linear(300, 300), torch.nn.Linear(300, 1)
+    base.requires_grad_(False)
+    model = torch.nn.Sequential(base, adapter)
+    with tierstep.AdamW(model.named_parameters(), tiers=TIERS) as optimizer:
+        assert sum(optimizer.placement().values()) <= 301 * 8 + 4 * 64
+        model(torch.ones(1, 300)).sum().backward()
+        optimizer.step()
+        assert set(optimizer.state) == set(adapter.parameters())

@@ -82,6 +82,7 @@ def read_only_directory() -> Path:
         ("/mnt/fast drive/run", "xfs"),
         ("/mnt/fast", "btrfs"),
         ("/mnt", "btrfs"),
+        ("/mnt2", "ext4"),
     ],
 )
 def test_the_file_system_is_that_of_the_innermost_and_latest_mount(path, expected):

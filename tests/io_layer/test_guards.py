@@ -127,9 +127,10 @@ def test_a_write_whose_last_sectors_are_there_already_is_not_left_to_libaio(fake
     assert fake.calls == 0
 
 
+@pytest.mark.parametrize("moves", [lambda start, stop: start, lambda start, stop: stop], ids=["nothing", "all"])
 @pytest.mark.parametrize("kind", [Read, Write])
-def test_a_handle_that_refuses_is_replaced_by_the_reference_code(fake, handle, path, kind):
-    fake.answer, fake.moves = -1, lambda start, stop: start
+def test_a_handle_that_refuses_is_replaced_by_the_reference_code(fake, handle, path, kind, moves):
+    fake.answer, fake.moves = -1, moves
     path.write_bytes(DATA if kind is Read else bytes(NBYTES))
     memory = empty(NBYTES) if kind is Read else aligned(DATA)
     move(handle, kind(path, 0, memory))

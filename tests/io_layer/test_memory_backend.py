@@ -57,6 +57,13 @@ def test_interruptions_are_survived(path, code):
     assert backend.files[path] == PATTERN[:10]
 
 
+def test_endless_interruptions_are_an_error(path):
+    backend = MemoryBackend()
+    backend.inject(Interrupt(10**9))
+    with pytest.raises(TransferError, match="EINTR"):
+        backend.submit(Write(path, 0, aligned(PATTERN[:10]))).wait()
+
+
 def test_held_transfers_move_nothing_until_they_are_released_in_order(path):
     backend, hold, ended = MemoryBackend(), Hold(), []
     backend.inject(hold, when=lambda operation: operation.kind == "write")

@@ -195,7 +195,12 @@ def test_descriptors_and_threads_stay_flat_over_500_operations(backend, tmp_path
 
 def test_a_full_drive_is_known_at_allocation_and_leaves_no_file_behind(backend, tmp_path, monkeypatch):
     (tmp_path / "old").write_bytes(PATTERN[:5000])
-    monkeypatch.setattr(os, "posix_fallocate", lambda *arguments: fail_with(errno.ENOSPC))
+
+    def reserve_half(descriptor, offset, nbytes):
+        os.ftruncate(descriptor, nbytes // 2)
+        fail_with(errno.ENOSPC)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve_half)
     for name in ("new", "old"):
         with pytest.raises(DiskFull, match=r"allocation of 12345 bytes for .*; \d+ bytes are free"):
             backend.allocate(tmp_path / name, 12345)
