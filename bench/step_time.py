@@ -40,8 +40,8 @@ from tierstep.io.requests import Completion, Read, Write
 from tierstep.tiers.build import open_files
 from tierstep.tiers.slots import Arena
 
-SUBGROUP_BYTES = 64 << 20
-SLOTS = 4
+SUBGROUP_BYTES = 32 << 20
+SLOTS = 8
 
 
 def main() -> None:
@@ -123,15 +123,15 @@ def _bare_bytes(backend: IoBackend, folder: Path, sizes: Sequence[int], moved: i
     for path in paths:
         backend.allocate(path, max(sizes))
         backend.submit(Write(path, 0, parts[0])).wait()
-    reads = [Read(paths[i % len(paths)], 0, parts[i % 2]) for i in range(count)]
-    writes = [Write(paths[(i + count) % len(paths)], 0, parts[2 + i % 2]) for i in range(count)]
+    reads = [Read(paths[i % len(paths)], 0, parts[i % 4]) for i in range(count)]
+    writes = [Write(paths[(i + count) % len(paths)], 0, parts[4 + i % 4]) for i in range(count)]
 
     def at_once() -> None:
         _keep_in_flight(backend, (request for pair in zip(reads, writes, strict=True) for request in pair), SLOTS)
 
     def one_after_the_other() -> None:
-        _keep_in_flight(backend, iter(reads), 2)
-        _keep_in_flight(backend, iter(writes), 2)
+        _keep_in_flight(backend, iter(reads), 4)
+        _keep_in_flight(backend, iter(writes), 4)
 
     return {"bare bytes, at once": at_once, "bare bytes, one after the other": one_after_the_other}
 

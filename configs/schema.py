@@ -64,12 +64,12 @@ class Tiers(Section):
 
     # ---- performance
 
-    subgroup: Annotated[Bytes, Field(ge=1)] = 64 * 2**20
-    """Bytes of state moved and updated as one. Default: 64 MiB. Smaller ones need less staging memory, larger ones
+    subgroup: Annotated[Bytes, Field(ge=1)] = 32 * 2**20
+    """Bytes of state moved and updated as one. Default: 32 MiB. Smaller ones need less staging memory, larger ones
     get more out of a drive. A subgroup holds at least one element."""
 
     slots: Annotated[int, Field(ge=1)] | None = None
-    """Staging buffers of one subgroup each, in host memory. Default: four, or as many as `ram` has room for. More of
+    """Staging buffers of one subgroup each, in host memory. Default: eight, or as many as `ram` has room for. More of
     them keep more cold state in memory between steps."""
 
     threads: Annotated[int, Field(ge=1)] | None = None

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from tierstep.engine.directory_lock import DirectoryLock
 from tierstep.engine.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.restoring import restore_into, verify_files
 from tierstep.engine.saving import require_space, take_snapshot, write_checkpoint
 from tierstep.errors import ConfigError
 from tierstep.io.durable import fsync_directory
-from tierstep.io.locks import DirectoryLock
 from tierstep.io.selection import open_backend
 
 NAME = re.compile(r"step-(\d{8,})(\.\d+)?")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tierstep.errors import BudgetError
 
-DEFAULT_SLOTS = 4  # two being read, one being updated, one being written
+DEFAULT_SLOTS = 8  # a few each being read, updated and written: with four, reads and writes take turns
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def place(sizes: Sequence[int], padded_sizes: Sequence[int], budgets: Budgets, s
     """Fill the device tier first, then the host tier, then files; what is cold passes through slots in host memory.
 
     `sizes` are the records' bytes in memory, `padded_sizes` in a file. `slots` asks for a number of slots; None takes
-    up to four, fewer where the host budget has no room for more. Raises `BudgetError` with the numbers.
+    up to eight, fewer where the host budget has no room for more. Raises `BudgetError` with the numbers.
     """
     everything_warm = _fill(sizes, padded_sizes, budgets, slots_nbytes=0)
     if everything_warm is not None and "nvme" not in everything_warm:

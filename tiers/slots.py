@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tierstep.errors import StepInterrupted
-from tierstep.io.alignment import align_up
+from tierstep.io.alignment import ALIGNMENT_BYTES, align_up
 from tierstep.io.buffers import PageBuffer
 
 
@@ -56,6 +56,8 @@ class SlotPool:
     """A fixed number of equal slots. `acquire` blocks while all are taken: that is the pipeline's back-pressure."""
 
     def __init__(self, count: int, nbytes: int, *, pin: bool = False) -> None:
+        if nbytes % ALIGNMENT_BYTES:
+            raise ValueError(f"slots of {nbytes} bytes are not aligned for direct I/O")
         self.count = count
         self.slot_nbytes = nbytes
         self._arena = Arena(count * nbytes, pin=pin) if count else None

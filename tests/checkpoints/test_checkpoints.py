@@ -330,7 +330,7 @@ def test_foreign_files_and_half_written_checkpoints_are_left_or_removed(tmp_path
 
 
 def test_two_savers_in_one_directory_are_refused(tmp_path):
-    from tierstep.io.locks import DirectoryLock
+    from tierstep.engine.directory_lock import DirectoryLock
 
     with DirectoryLock(tmp_path), pytest.raises(tierstep.CheckpointError, match="another process is saving"):
         tierstep.Checkpoints(tmp_path).save(1)
