@@ -3,8 +3,8 @@
     python -m tierstep.bench.kernel [--params 50e6] [--threads N] [--repeats 15] [--deepspeed]
 
 All run in this process, in turns, on the same threads, and on huge pages. The limit is what memory gives to the better
-of a large copy and a large in-place update, bytes read plus bytes written. A bf16 update moves 26 bytes a parameter: the
-gradient (2) and the weight (2) are read, the weight is written (2), and the record (10) is read and written.
+of a large copy and a large in-place update, bytes read plus bytes written. A bf16 update moves 26 bytes a parameter:
+gradient (2) and weight (2) are read, the weight is written (2), and the record (10) is read and written.
 DeepSpeedCPUAdam takes part with --deepspeed.
 The last line is one JSON object with all raw samples; bench/results/ keeps it.
 """

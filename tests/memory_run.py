@@ -30,7 +30,7 @@ def io_bytes() -> dict[str, int]:
 def main() -> None:
     directory, numel, steps, saves, gpu, ram = Path(sys.argv[1]), *map(int, sys.argv[2:])
     torch.set_num_threads(2)
-    tiers = tierstep.Tiers(gpu=gpu, ram=ram, nvme=[directory], subgroup=numel)  # a tenth of the state
+    tiers = tierstep.Tiers(gpu=gpu, ram=ram, nvme=[directory], subgroup=numel, slots=4)  # ten subgroups
     warm_up(directory)
     parameter = torch.nn.Parameter(torch.randn(numel).to(torch.bfloat16))
     parameter.grad = torch.full_like(parameter, 1e-2)

@@ -13,12 +13,12 @@ SECTIONS = (Tiers, Model, Data, Optimizer, Run, TrainConfig)
 
 def test_tiers_take_bytes_or_text():
     tiers = Tiers(gpu="4GiB", ram=2**35, nvme=["/mnt/nvme0", Path("/mnt/nvme1")], subgroup="64MiB")
-    assert (tiers.gpu, tiers.ram, tiers.subgroup) == (2**32, 2**35, 2**26)
+    assert (tiers.gpu, tiers.ram, tiers.subgroup) == (2**32, 2**35, 2**25)
     assert tiers.nvme == (Path("/mnt/nvme0"), Path("/mnt/nvme1"))
 
 
 def test_tiers_without_settings_measure_for_themselves():
-    assert (Tiers().gpu, Tiers().ram, Tiers().nvme, Tiers().subgroup) == (None, None, (), 2**26)
+    assert (Tiers().gpu, Tiers().ram, Tiers().nvme, Tiers().subgroup) == (None, None, (), 2**25)
 
 
 @pytest.mark.parametrize("one", ["/mnt/nvme0", Path("/mnt/nvme0")])
