@@ -1,6 +1,6 @@
 """Run in a process of its own: trains on three tiers and prints what memory, descriptors and I/O it took, as JSON.
 
-usage: memory_run.py DIRECTORY NUMEL STEPS SAVES GPU RAM
+usage: memory_run.py DIRECTORY NUMEL STEPS SAVES GPU RAM SLOTS
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def io_bytes() -> dict[str, int]:
 
 
 def main() -> None:
-    directory, numel, steps, saves, gpu, ram = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    directory, numel, steps, saves, gpu, ram, slots = Path(sys.argv[1]), *map(int, sys.argv[2:])
     torch.set_num_threads(2)
-    tiers = tierstep.Tiers(gpu=gpu, ram=ram, nvme=[directory], subgroup=numel, slots=4)  # ten subgroups
+    tiers = tierstep.Tiers(gpu=gpu, ram=ram, nvme=[directory], subgroup=numel, slots=slots)  # ten subgroups
     warm_up(directory)
     parameter = torch.nn.Parameter(torch.randn(numel).to(torch.bfloat16))
     parameter.grad = torch.full_like(parameter, 1e-2)

@@ -13,7 +13,7 @@ SECTIONS = (Tiers, Model, Data, Optimizer, Run, TrainConfig)
 
 def test_tiers_take_bytes_or_text():
     tiers = Tiers(gpu="4GiB", ram=2**35, nvme=["/mnt/nvme0", Path("/mnt/nvme1")], subgroup="64MiB")
-    assert (tiers.gpu, tiers.ram, tiers.subgroup) == (2**32, 2**35, 2**25)
+    assert (tiers.gpu, tiers.ram, tiers.subgroup) == (2**32, 2**35, 2**26)
     assert tiers.nvme == (Path("/mnt/nvme0"), Path("/mnt/nvme1"))
 
 

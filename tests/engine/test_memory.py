@@ -11,8 +11,8 @@ RUN = Path(__file__).parent.parent / "memory_run.py"
 MIB = 1 << 20
 
 
-def measure(directory, *, numel, steps, saves, gpu, ram):
-    arguments = [str(a) for a in (directory, numel, steps, saves, gpu, ram)]
+def measure(directory, *, numel, steps, saves, gpu, ram, slots):
+    arguments = [str(a) for a in (directory, numel, steps, saves, gpu, ram, slots)]
     done = subprocess.run([sys.executable, RUN, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -20,7 +20,7 @@ def measure(directory, *, numel, steps, saves, gpu, ram):
 
 def test_peak_memory_is_what_was_planned(tmp_path):
     """M1: construction and three steps, 200 MiB of state over three tiers."""
-    found = measure(tmp_path, numel=20 * MIB, steps=3, saves=0, gpu=42 * MIB, ram=125 * MIB)
+    found = measure(tmp_path, numel=20 * MIB, steps=3, saves=0, gpu=42 * MIB, ram=125 * MIB, slots=4)
     assert all(found["tiers"].values())
     planned = found["resident_before"] + found["planned"]
     assert planned * 0.85 <= found["peak"] <= planned * 1.15
@@ -29,7 +29,7 @@ def test_peak_memory_is_what_was_planned(tmp_path):
 
 def test_memory_and_descriptors_stay_flat_over_200_steps_and_10_saves(tmp_path):
     """M3 (DS#5700)."""
-    found = measure(tmp_path, numel=MIB, steps=200, saves=10, gpu=2 * MIB, ram=5 * MIB)
+    found = measure(tmp_path, numel=MIB, steps=200, saves=10, gpu=2 * MIB, ram=5 * MIB, slots=2)
     resident, descriptors = zip(*found["samples"], strict=True)
     assert max(descriptors[40:]) == max(descriptors[:40])
     assert max(resident[100:]) - max(resident[40:100]) < MIB
@@ -37,7 +37,7 @@ def test_memory_and_descriptors_stay_flat_over_200_steps_and_10_saves(tmp_path):
 
 def test_counters_agree_with_the_operating_systems(tmp_path):
     """V1: bytes read and written as /proc/self/io has them."""
-    found = measure(tmp_path, numel=8 * MIB, steps=6, saves=0, gpu=0, ram=18 * MIB)
+    found = measure(tmp_path, numel=8 * MIB, steps=6, saves=0, gpu=0, ram=18 * MIB, slots=2)
     counted = found["counted"]
     assert counted["write"] > 200 * MIB
     assert counted["read"] == pytest.approx(found["read"], rel=0.02)
