@@ -1,0 +1,201 @@
+"""The command line. Commands only: what they do is elsewhere, what they print is in show.py."""
+
+# ruff: noqa: FBT002 - flags are booleans with a default
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tierstep.configs.load import load_config, parse_override
+from tierstep.configs.schema import Model, TrainConfig
+from tierstep.errors import CheckpointCorrupt, CheckpointError, ConfigError, TierstepError
+from tierstep.version import __version__
+
+FAILED = 2
+SIGNAL_BASE = 128  # shells' code for "ended by signal n" is 128 + n
+BESIDE_A_PATH = ("dtype", "activation_checkpointing")  # settings of [model] that go together with --model
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+checkpoints_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
+app.add_typer(checkpoints_app, name="ckpt")
+
+Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as run.steps=50.")]
+ModelPath = Annotated[Path | None, typer.Option("--model", help="Local Hugging Face folder or config.json.")]
+DataPath = Annotated[Path | None, typer.Option("--data", help="A text file or a folder of them.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Train up to this step.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def main() -> None:
+    """Run the command line. A `TierstepError` becomes one line on stderr and exit code 2."""
+    try:
+        app()
+    except TierstepError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).splitlines())}\n")
+        raise SystemExit(FAILED) from None
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer
+    if wanted:
+        sys.stdout.write(f"tierstep {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Train PyTorch models whose optimizer state fits neither on the GPU nor in host RAM."""
+
+
+@app.command()
+def train(
+    source: Source,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the newest checkpoint.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Set the old run aside and begin anew.")] = False,
+    steps: Steps = None,
+    data: DataPath = None,
+    model: ModelPath = None,
+    out: Out = None,
+    settings: Settings = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the JSON line only.")] = False,
+) -> None:
+    """Train a model on text; the last line of the output is JSON."""
+    config = _config(source, settings, model, {"run.steps": steps, "data.path": data, "run.output": out})
+    from tierstep.json_values import result_values
+    from tierstep.progress import ProgressBar, ProgressLines
+    from tierstep.show import show_result
+    from tierstep.train import train as run
+
+    console = _console(quiet=quiet)
+    with (ProgressBar if console.is_terminal else ProgressLines)(console) as observer:
+        result = run(config, resume=resume, fresh=fresh, observer=observer)
+    show_result(console, result)
+    _write_json(result_values(result))
+    if result.stopped_by is not None:
+        raise typer.Exit(SIGNAL_BASE + result.stopped_by)
+
+
+@app.command()
+def plan(
+    source: Source,
+    data: DataPath = None,
+    model: ModelPath = None,
+    out: Out = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+    measure: Annotated[bool, typer.Option(help="Measure this machine's speed, a few seconds.")] = True,
+) -> None:
+    """Show what a run will take, before anything of it runs."""
+    config = _config(source, settings, model, {"data.path": data, "run.output": out})
+    from tierstep.forecast import forecast
+    from tierstep.json_values import forecast_values
+    from tierstep.show import show_forecast
+
+    found = forecast(config, measure=measure)
+    if as_json:
+        _write_json(forecast_values(found))
+    else:
+        show_forecast(_console(), found)
+
+
+@app.command()
+def doctor(
+    directories: Annotated[list[Path] | None, typer.Argument(metavar="[DIR]...", help="Default: this one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what this machine has: versions, backends, kernel, memory, directories."""
+    from tierstep.doctor import examine
+    from tierstep.show import show_diagnosis
+
+    found = examine(directories or [Path()])
+    if as_json:
+        _write_json(dataclasses.asdict(found))
+    else:
+        show_diagnosis(_console(), found)
+    if found.problems:
+        raise ConfigError("; ".join(found.problems))
+
+
+@checkpoints_app.command("ls")
+def list_checkpoints(directory: Path, as_json: AsJson = False) -> None:
+    """List the complete checkpoints of a directory, oldest first."""
+    from tierstep.engine.checkpoint import Checkpoints
+    from tierstep.show import show_checkpoints
+
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is no directory: name one that holds checkpoints")
+    found = Checkpoints(directory).list()
+    if as_json:
+        _write_json([dataclasses.asdict(info) for info in found])
+    else:
+        show_checkpoints(_console(), found)
+
+
+@checkpoints_app.command("verify")
+def verify_checkpoints(path: Path) -> None:
+    """Read every byte of a checkpoint, or of all in a directory, and compare it with its checksum."""
+    from tierstep.engine.checkpoint import verify_checkpoint
+
+    damage = []
+    for folder in _checkpoints_at(path):
+        try:
+            info = verify_checkpoint(folder)
+        except CheckpointError as error:
+            damage.append(str(error))
+            sys.stdout.write(f"{folder}: damaged\n")
+        else:
+            sys.stdout.write(f"{folder}: step {info.step}, {info.nbytes} bytes, sound\n")
+    if damage:
+        raise CheckpointCorrupt("; ".join(damage))
+
+
+def _config(source: str, settings: Sequence[str] | None, model: Path | None, options: dict[str, object]) -> TrainConfig:
+    """Return the configuration, after --set and then the options that were given have replaced what the file says."""
+    given = dict(parse_override(text) for text in settings or [])
+    given |= {key: value for key, value in options.items() if value is not None}
+    config = load_config(source, given)
+    if model is None:
+        return config
+    kept = {key: getattr(config.model, key) for key in BESIDE_A_PATH}
+    kept |= {key.removeprefix("model."): value for key, value in given.items() if key.startswith("model.")}
+    return config.model_copy(update={"model": Model(path=model, **kept)})
+
+
+def _checkpoints_at(path: Path) -> list[Path]:
+    """Return the checkpoint at `path`, or all that lie in it, by name."""
+    from tierstep.engine.checkpoint import NAME
+    from tierstep.engine.manifest import MANIFEST_NAME
+
+    if NAME.fullmatch(path.absolute().name) or (path / MANIFEST_NAME).exists():
+        return [path]
+    found = sorted(folder for folder in path.glob("*") if NAME.fullmatch(folder.name))
+    if not found:
+        raise CheckpointError(f"{path} holds no checkpoint: name one, or a directory of them")
+    return found
+
+
+def _console(*, quiet: bool = False) -> Console:
+    """Return where people read: as wide as the terminal; elsewhere wide enough for whole lines."""
+    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
+
+
+def _write_json(values: object) -> None:
+    sys.stdout.write(json.dumps(values, default=str) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
