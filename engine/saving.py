@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
 from tierstep import version
 from tierstep.engine.extras import encode
@@ -31,6 +30,8 @@ from tierstep.io.backend import IoBackend
 from tierstep.io.directories import probe_directory
 from tierstep.io.durable import fsync_directory, fsync_file
 from tierstep.io.requests import Write
+from tierstep.tiers.record import checksum_of
+from tierstep.tiers.slots import Slot
 
 MODEL_FILE, TENSORS_FILE, RECORDS_FOLDER = "model.safetensors", "tensors.safetensors", "records"
 
@@ -157,19 +158,26 @@ def _write_records(folder: Path, state: TrainingState, backend: IoBackend) -> li
     buffer = state.record_buffer()
     saved = []
     for index, subgroup in enumerate(state.subgroups):
-        nbytes = _record_sizes(state)[index]
         file, checksum = None, None
-        if nbytes:
+        if not state.store.is_fresh(index):
             file = f"{RECORDS_FOLDER}/{index:06d}.bin"
-            state.store.read(index, buffer)
-            payload = buffer.memory[:nbytes]
-            checksum = xxhash.xxh3_128_hexdigest(payload)
-            backend.allocate(folder / file, nbytes)
-            backend.submit(Write(folder / file, 0, payload)).wait()
+            checksum = _write_record(folder / file, state, index, buffer, backend)
             fsync_file(folder / file)
-        saved.append(_describe(state, subgroup, file, nbytes, checksum))
+        saved.append(_describe(state, subgroup, file, checksum))
     fsync_directory(folder / RECORDS_FOLDER)
     return saved
+
+
+def _write_record(path: Path, state: TrainingState, index: int, buffer: Slot, backend: IoBackend) -> str:
+    """Make the newest bytes of a record appear at `path`; return their checksum. A linked slot file is not copied."""
+    linked = state.store.link(index, path)
+    if linked is not None:
+        return linked
+    state.store.read(index, buffer)
+    payload = buffer.memory[: state.subgroups[index].layout.padded_nbytes]
+    backend.allocate(path, payload.nbytes)
+    backend.submit(Write(path, 0, payload)).wait()
+    return checksum_of(payload)
 
 
 def _record_sizes(state: TrainingState) -> list[int]:
@@ -180,13 +188,11 @@ def _record_sizes(state: TrainingState) -> list[int]:
     ]
 
 
-def _describe(
-    state: TrainingState, subgroup: Subgroup, file: str | None, nbytes: int, checksum: str | None
-) -> SavedRecord:
+def _describe(state: TrainingState, subgroup: Subgroup, file: str | None, checksum: str | None) -> SavedRecord:
     dtype = state.shards[subgroup.slices[0].shard].parameter.dtype
     return SavedRecord(
         file=file,
-        nbytes=nbytes,
+        nbytes=0 if file is None else subgroup.layout.padded_nbytes,
         checksum=checksum,
         dtype=_dtype_name(dtype),
         numel=subgroup.numel,
