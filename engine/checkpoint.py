@@ -17,7 +17,7 @@ from tierstep.engine.directory_lock import DirectoryLock
 from tierstep.engine.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.restoring import restore_into, verify_files
-from tierstep.engine.saving import require_space, take_snapshot, write_checkpoint
+from tierstep.engine.saving import take_snapshot, write_checkpoint
 from tierstep.errors import ConfigError
 from tierstep.io.durable import fsync_directory
 from tierstep.io.selection import open_backend
@@ -87,7 +87,6 @@ class Checkpoints:
             present = self.list()
             sequence = 1 + max((info.sequence for info in present), default=0)
             snapshot = take_snapshot(step, sequence, model, optimizer, extra or {})
-            require_space(self.directory, snapshot.nbytes)
             draft = self.directory / f"{SAVING}{step:08d}-{secrets.token_hex(4)}"
             draft.mkdir()
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from tierstep.io.directories import probe_directory
 from tierstep.io.durable import fsync_directory, fsync_file
 from tierstep.io.requests import Write
 from tierstep.tiers.record import checksum_of
-from tierstep.tiers.slots import Slot
 
 MODEL_FILE, TENSORS_FILE, RECORDS_FOLDER = "model.safetensors", "tensors.safetensors", "records"
 
@@ -48,12 +47,6 @@ class Snapshot:
     tensors: dict[str, torch.Tensor]
     rng: Any
     extra: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files together, the manifest apart."""
-        records = 0 if self.optimizer is None else sum(_record_sizes(self.optimizer.training_state))
-        return records + tensors_nbytes(self.weights or {}) + tensors_nbytes(self.tensors)
 
 
 def take_snapshot(
@@ -75,27 +68,29 @@ def take_snapshot(
     )  # fmt: skip
 
 
-def require_space(folder: Path, nbytes: int) -> None:
-    """Raise `DiskFull`, with the numbers, when the file system of `folder` has no `nbytes` free."""
-    free = probe_directory(folder).free_bytes
-    if free < nbytes:
-        raise DiskFull(
-            f"a checkpoint of {nbytes} bytes does not fit into {folder}, which has {free} bytes free: "
-            f"{nbytes - free} are missing; free some space or lower keep",
-            path=folder,
-        )
-
-
 def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> None:
-    """Fill a new folder; the manifest comes last, when all else is durable. Blocks."""
-    optimizer = None if snapshot.optimizer is None else _write_optimizer(folder, snapshot.optimizer, backend)
+    """Fill a new folder; the manifest comes last, when all else is durable. Blocks.
+
+    Records that lie in files on the same file system are linked, which takes no space. Raises `DiskFull`, before
+    anything is written, when there is no room for the rest.
+    """
+    (folder / RECORDS_FOLDER).mkdir()
+    state = None if snapshot.optimizer is None else snapshot.optimizer.training_state
+    linked = {} if state is None else _link_records(folder, state)
+    to_copy = [] if state is None else _records_to_copy(state, linked)
+    sizes = [nbytes for _, nbytes in to_copy]
+    _require_space(folder, sum(sizes) + tensors_nbytes(snapshot.weights or {}) + tensors_nbytes(snapshot.tensors))
+    checksums = linked if state is None else linked | _copy_records(folder, state, to_copy, backend)
+    for index in checksums:
+        fsync_file(folder / _record_file(index))
+    fsync_directory(folder / RECORDS_FOLDER)
     manifest = Manifest(
         format="tierstep-checkpoint",
         version=1,
         written_by=version.__version__,
         step=snapshot.step,
         sequence=snapshot.sequence,
-        optimizer=optimizer,
+        optimizer=None if snapshot.optimizer is None else _describe_optimizer(snapshot.optimizer, checksums),
         model=None if snapshot.weights is None else _write_tensors(folder, MODEL_FILE, snapshot.weights),
         tied=snapshot.tied,
         tensors=_write_tensors(folder, TENSORS_FILE, snapshot.tensors) if snapshot.tensors else None,
@@ -104,6 +99,17 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> No
     )
     fsync_directory(folder)
     write_manifest(folder, manifest)
+
+
+def _require_space(folder: Path, nbytes: int) -> None:
+    """Raise `DiskFull`, with the numbers, when the file system of `folder` has no `nbytes` free."""
+    free = probe_directory(folder).free_bytes
+    if free < nbytes:
+        raise DiskFull(
+            f"a checkpoint of {nbytes} bytes does not fit into {folder}, which has {free} bytes free: "
+            f"{nbytes - free} are missing; free some space or lower keep",
+            path=folder,
+        )
 
 
 def _unique(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -125,16 +131,15 @@ def _write_tensors(folder: Path, file: str, tensors: Mapping[str, torch.Tensor])
     return SavedTensors(file=file, checksums=write_tensors(folder / file, tensors))
 
 
-def _write_optimizer(folder: Path, optimizer: AdamW, backend: IoBackend) -> SavedOptimizer:
+def _describe_optimizer(optimizer: AdamW, checksums: Mapping[int, str]) -> SavedOptimizer:
     state = optimizer.training_state
-    records = _write_records(folder, state, backend)
     names = ("lr", "betas", "eps", "weight_decay", "maximize")
-    extras = [
+    groups = [
         {k: v for k, v in group.items() if k in names or isinstance(v, (int, float, str, bool))}
         for group in optimizer.param_groups
     ]
     return SavedOptimizer(
-        groups=[encode(_plain(group), {}, f"param_groups.{i}") for i, group in enumerate(extras)],
+        groups=[encode(_plain(group), {}, f"param_groups.{i}") for i, group in enumerate(groups)],
         parameters=[
             SavedParameter(
                 name=shard.name,
@@ -145,7 +150,10 @@ def _write_optimizer(folder: Path, optimizer: AdamW, backend: IoBackend) -> Save
             )
             for shard, step in zip(state.shards, state.steps, strict=True)
         ],
-        records=records,
+        records=[
+            _describe_record(state, index, subgroup, checksums.get(index))
+            for index, subgroup in enumerate(state.subgroups)
+        ],
     )
 
 
@@ -153,46 +161,45 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
 
 
-def _write_records(folder: Path, state: TrainingState, backend: IoBackend) -> list[SavedRecord]:
-    (folder / RECORDS_FOLDER).mkdir()
-    buffer = state.record_buffer()
-    saved = []
-    for index, subgroup in enumerate(state.subgroups):
-        file, checksum = None, None
-        if not state.store.is_fresh(index):
-            file = f"{RECORDS_FOLDER}/{index:06d}.bin"
-            checksum = _write_record(folder / file, state, index, buffer, backend)
-            fsync_file(folder / file)
-        saved.append(_describe(state, subgroup, file, checksum))
-    fsync_directory(folder / RECORDS_FOLDER)
-    return saved
+def _record_file(index: int) -> str:
+    return f"{RECORDS_FOLDER}/{index:06d}.bin"
 
 
-def _write_record(path: Path, state: TrainingState, index: int, buffer: Slot, backend: IoBackend) -> str:
-    """Make the newest bytes of a record appear at `path`; return their checksum. A linked slot file is not copied."""
-    linked = state.store.link(index, path)
-    if linked is not None:
-        return linked
-    state.store.read(index, buffer)
-    payload = buffer.memory[: state.subgroups[index].layout.padded_nbytes]
-    backend.allocate(path, payload.nbytes)
-    backend.submit(Write(path, 0, payload)).wait()
-    return checksum_of(payload)
+def _link_records(folder: Path, state: TrainingState) -> dict[int, str]:
+    """Link what lies in files already; return the checksums by record."""
+    found = ((index, state.store.link(index, folder / _record_file(index))) for index in range(len(state.subgroups)))
+    return {index: checksum for index, checksum in found if checksum is not None}
 
 
-def _record_sizes(state: TrainingState) -> list[int]:
-    """Return the file bytes of each record; 0 for one that was never updated and is all zero."""
+def _records_to_copy(state: TrainingState, linked: Mapping[int, str]) -> list[tuple[int, int]]:
+    """Return (record, bytes) of what is not linked; a record that was never updated is all zero and takes no file."""
     return [
-        0 if state.store.is_fresh(index) else subgroup.layout.padded_nbytes
+        (index, subgroup.layout.padded_nbytes)
         for index, subgroup in enumerate(state.subgroups)
+        if index not in linked and not state.store.is_fresh(index)
     ]
 
 
-def _describe(state: TrainingState, subgroup: Subgroup, file: str | None, checksum: str | None) -> SavedRecord:
+def _copy_records(
+    folder: Path, state: TrainingState, records: Sequence[tuple[int, int]], backend: IoBackend
+) -> dict[int, str]:
+    """Write the newest bytes of records into files of the checkpoint; return the checksums by record."""
+    buffer = state.record_buffer()
+    checksums = {}
+    for index, nbytes in records:
+        path, payload = folder / _record_file(index), buffer.memory[:nbytes]
+        state.store.read(index, buffer)
+        checksums[index] = checksum_of(payload)
+        backend.allocate(path, nbytes)
+        backend.submit(Write(path, 0, payload)).wait()
+    return checksums
+
+
+def _describe_record(state: TrainingState, index: int, subgroup: Subgroup, checksum: str | None) -> SavedRecord:
     dtype = state.shards[subgroup.slices[0].shard].parameter.dtype
     return SavedRecord(
-        file=file,
-        nbytes=0 if file is None else subgroup.layout.padded_nbytes,
+        file=None if checksum is None else _record_file(index),
+        nbytes=0 if checksum is None else subgroup.layout.padded_nbytes,
         checksum=checksum,
         dtype=_dtype_name(dtype),
         numel=subgroup.numel,
