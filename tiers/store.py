@@ -25,6 +25,7 @@ import torch
 
 from tierstep.errors import TransferError
 from tierstep.io.requests import Completion
+from tierstep.tiers.freeze import Freeze
 from tierstep.tiers.record import RecordLayout, checksum_of
 from tierstep.tiers.slots import Slot, SlotPool
 from tierstep.tiers.tier import Tier, completed
@@ -67,6 +68,7 @@ class Store:
         self._settled = threading.Condition(self._lock)
         self._failures: list[BaseException] = []
         self._stores: dict[int, Completion] = {}
+        self._frozen = Freeze((), 0, self.read)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -137,6 +139,7 @@ class Store:
         entry = self._entries[index]
         if entry.slot is not None and entry.before is State.HOME:
             self._check(index, entry.slot)
+        self._frozen.preserve(index)
         with self._lock:
             entry.state = State.HELD
         return entry.layout.views(self._bytes(index))
@@ -179,11 +182,15 @@ class Store:
             raise failures[0]
 
     def read(self, index: int, target: Slot) -> dict[str, torch.Tensor]:
-        """Copy the newest bytes of a record into `target` and return its fields there. Blocks; not during a step."""
+        """Copy the newest bytes of a record into `target` and return its fields there. Blocks.
+
+        Not during a step, except from a `Freeze`, which sees to it that nobody changes the record meanwhile.
+        """
         entry = self._entries[index]
+        being_read = entry.state is State.FETCHING and entry.before is State.HOME
         if entry.state is State.FRESH:
             target.tensor[: entry.layout.padded_nbytes].zero_()
-        elif entry.slot is not None:
+        elif entry.slot is not None and not being_read:
             nbytes = entry.layout.padded_nbytes
             target.tensor[:nbytes].copy_(entry.slot.tensor[:nbytes])
         else:
@@ -194,6 +201,7 @@ class Store:
     def write(self, index: int, source: Slot) -> None:
         """Replace a record by the bytes in `source`. Blocks; not during a step."""
         entry = self._entries[index]
+        self._frozen.preserve(index)
         checksum = self._checksum(index, source)
         self._timed("write", index, self._tiers[entry.home].store(index, source)).wait()
         self._settle_at_home(entry, checksum)
@@ -214,13 +222,25 @@ class Store:
         Returns False, and changes nothing, where the record is not cold or the file cannot be linked.
         """
         entry = self._entries[index]
+        self._frozen.preserve(index)
         if not self._tiers[entry.home].adopt(index, source):
             return False
         self._settle_at_home(entry, checksum)
         return True
 
+    def freeze(self, indices: Sequence[int]) -> Freeze:
+        """Promise the present bytes of records to one consumer, whatever is done to them from now on.
+
+        Waits until the consumer of an earlier freeze has all of its records. Not during a step.
+        """
+        self._frozen.preserve_all()
+        nbytes = max((self._entries[index].layout.padded_nbytes for index in indices), default=0)
+        self._frozen = Freeze(indices, nbytes, self.read)
+        return self._frozen
+
     def close(self) -> None:
-        """Wait for transfers and give up all records."""
+        """Wait for transfers, and for a freeze's consumer to have its records; then give up all records."""
+        self._frozen.preserve_all()
         for index in list(self._stores):
             self._await_store(index)
         for tier in self._tiers.values():
@@ -246,6 +266,7 @@ class Store:
             entry.fetching.add_done_callback(lambda _: self._slots.release(slot))
 
     def _start_write(self, index: int, entry: _Entry, slot: Slot) -> None:
+        self._frozen.preserve(index)
         checksum = self._checksum(index, slot)
         with self._lock:
             entry.state = State.STORING
