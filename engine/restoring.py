@@ -17,6 +17,7 @@ from tierstep.engine.manifest import DTYPES, Manifest, SavedOptimizer, SavedReco
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.rng import set_rng_states
 from tierstep.engine.tensor_file import read_tensors
+from tierstep.engine.training_state import TrainingState
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
 from tierstep.tiers.record import RecordLayout, bytes_of
 
@@ -164,11 +165,18 @@ def _take_over(folder: Path, saved: SavedOptimizer, optimizer: AdamW) -> None:
     state = optimizer.training_state
     source = _Source(folder, saved)
 
+    def take_file(index: int) -> bool:
+        """Use a saved file as it is, where it was cut and will be placed as this record is."""
+        record = source.same_as(state, index)
+        if record is None or record.file is None or record.checksum is None:
+            return False
+        return state.store.adopt(index, folder / record.file, record.checksum)
+
     def fill(index: int, fields: dict[str, torch.Tensor]) -> None:
         for part in state.subgroups[index].slices:
             source.copy_into(state.shards[part.shard].name, part.start, part.stop, part.offset, fields)
 
-    optimizer.stepper.replace_state(lambda: state.rewrite(fill))
+    optimizer.stepper.replace_state(lambda: state.rewrite(fill, unless=take_file))
     steps = {parameter.name: parameter.step for parameter in saved.parameters}
     state.steps[:] = [steps[shard.name] for shard in state.shards]
     for group, hyperparameters in zip(optimizer.param_groups, saved.groups, strict=True):
@@ -186,10 +194,22 @@ class _Source:
 
     def __init__(self, folder: Path, saved: SavedOptimizer) -> None:
         self._folder = folder
+        self._names = [parameter.name for parameter in saved.parameters]
         self._parts: dict[str, list[_Where]] = {}
         for record in saved.records:
             for part in record.slices:
-                self._parts.setdefault(saved.parameters[part.parameter].name, []).append(_Where(record, part))
+                self._parts.setdefault(self._names[part.parameter], []).append(_Where(record, part))
+
+    def same_as(self, state: TrainingState, index: int) -> SavedRecord | None:
+        """Return the saved record that holds exactly the elements of a subgroup, at the same places."""
+        slices = state.subgroups[index].slices
+        wanted = [(state.shards[part.shard].name, part.start, part.stop, part.offset) for part in slices]
+        first = self._parts.get(wanted[0][0], [])
+        record = next((where.record for where in first if where.part.start == wanted[0][1]), None)
+        if record is None or record.nbytes != state.subgroups[index].layout.padded_nbytes:
+            return None
+        found = [(self._names[part.parameter], part.start, part.stop, part.offset) for part in record.slices]
+        return record if found == wanted and record.numel == state.subgroups[index].numel else None
 
     def copy_into(self, name: str, start: int, stop: int, offset: int, fields: Mapping[str, torch.Tensor]) -> None:
         """Fill elements `offset` on of each field with the saved elements `start` to `stop` of a parameter."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
 from tierstep import version
+from tierstep.engine.adamw.fields import record_fields
 from tierstep.engine.extras import encode
 from tierstep.engine.manifest import (
+    DTYPES,
     Manifest,
     SavedOptimizer,
     SavedParameter,
@@ -31,70 +32,82 @@ from tierstep.io.backend import IoBackend
 from tierstep.io.directories import probe_directory
 from tierstep.io.durable import fsync_directory, fsync_file
 from tierstep.io.requests import Write
+from tierstep.tiers.freeze import Freeze
+from tierstep.tiers.record import RecordLayout, checksum_of
 
 MODEL_FILE, TENSORS_FILE, RECORDS_FOLDER = "model.safetensors", "tensors.safetensors", "records"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint will hold, collected and encoded before the first byte is written."""
+    """Everything that a checkpoint will hold, as it was at one moment, with nothing of it written yet.
+
+    `linked` are the checksums of the records whose files have been linked, `frozen` hands out the others. `optimizer`
+    lacks the checksums of records, which are known when these have been copied.
+    """
 
     step: int
     sequence: int
     weights: dict[str, torch.Tensor] | None
     tied: dict[str, str]
-    optimizer: AdamW | None
+    optimizer: SavedOptimizer | None
+    linked: dict[int, str]
+    frozen: Freeze | None
     tensors: dict[str, torch.Tensor]
     rng: Any
     extra: Any
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files together, the manifest apart."""
-        records = 0 if self.optimizer is None else sum(_record_sizes(self.optimizer.training_state))
-        return records + tensors_nbytes(self.weights or {}) + tensors_nbytes(self.tensors)
-
 
 def take_snapshot(
-    step: int,
-    sequence: int,
+    folder: Path,
+    numbers: tuple[int, int],
     model: torch.nn.Module | None,
     optimizer: AdamW | None,
     extra: Mapping[str, Any],
 ) -> Snapshot:
-    """Collect what is to be saved. Raises `ConfigError` for what a checkpoint cannot hold."""
+    """Collect what is to be saved under `numbers` (step, sequence) into `folder`, and link what lies in files there.
+
+    Blocks for a copy of the weights in memory. Raises `ConfigError` for what a checkpoint cannot hold, and `DiskFull`
+    when there is no room for what will be written; nothing but links is in `folder` yet.
+    """
     if optimizer is not None:
         optimizer.stepper.require_whole("save a checkpoint")
     tensors: dict[str, torch.Tensor] = {}
+    rng, encoded = encode(rng_states(), tensors, "rng"), encode(dict(extra), tensors, "extra")
     weights, tied = (None, {}) if model is None else _unique(model.state_dict())
+    (folder / RECORDS_FOLDER).mkdir()
+    state = None if optimizer is None else optimizer.training_state
+    linked = {} if state is None else _link_records(folder, state)
+    to_copy = {} if state is None else _records_to_copy(state, linked)
+    _require_space(folder, sum(to_copy.values()) + tensors_nbytes(weights or {}) + tensors_nbytes(tensors))
     return Snapshot(
-        step, sequence, weights, tied, optimizer, tensors,
-        rng=encode(rng_states(), tensors, "rng"),
-        extra=encode(dict(extra), tensors, "extra"),
-    )  # fmt: skip
-
-
-def require_space(folder: Path, nbytes: int) -> None:
-    """Raise `DiskFull`, with the numbers, when the file system of `folder` has no `nbytes` free."""
-    free = probe_directory(folder).free_bytes
-    if free < nbytes:
-        raise DiskFull(
-            f"a checkpoint of {nbytes} bytes does not fit into {folder}, which has {free} bytes free: "
-            f"{nbytes - free} are missing; free some space or lower keep",
-            path=folder,
-        )
+        *numbers,
+        weights=None if weights is None else _copies(weights),
+        tied=tied,
+        optimizer=None if optimizer is None else _describe_optimizer(optimizer),
+        linked=linked,
+        frozen=None if state is None else state.store.freeze(list(to_copy)),
+        tensors=_copies(tensors),
+        rng=rng,
+        extra=encoded,
+    )
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> None:
-    """Fill a new folder; the manifest comes last, when all else is durable. Blocks."""
-    optimizer = None if snapshot.optimizer is None else _write_optimizer(folder, snapshot.optimizer, backend)
+    """Write a snapshot into its folder; the manifest comes last, when all else is durable. Blocks; on any thread."""
+    checksums = dict(snapshot.linked)
+    if snapshot.frozen is not None and snapshot.optimizer is not None:
+        checksums |= _copy_records(folder, snapshot.frozen, snapshot.optimizer, backend)
+    for index in checksums:
+        fsync_file(folder / _record_file(index))
+    fsync_directory(folder / RECORDS_FOLDER)
     manifest = Manifest(
         format="tierstep-checkpoint",
         version=1,
         written_by=version.__version__,
         step=snapshot.step,
         sequence=snapshot.sequence,
-        optimizer=optimizer,
+        optimizer=None if snapshot.optimizer is None else _with_files(snapshot.optimizer, checksums),
         model=None if snapshot.weights is None else _write_tensors(folder, MODEL_FILE, snapshot.weights),
         tied=snapshot.tied,
         tensors=_write_tensors(folder, TENSORS_FILE, snapshot.tensors) if snapshot.tensors else None,
@@ -103,6 +116,17 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> No
     )
     fsync_directory(folder)
     write_manifest(folder, manifest)
+
+
+def _require_space(folder: Path, nbytes: int) -> None:
+    """Raise `DiskFull`, with the numbers, when the file system of `folder` has no `nbytes` free."""
+    free = probe_directory(folder).free_bytes
+    if free < nbytes:
+        raise DiskFull(
+            f"a checkpoint of {nbytes} bytes does not fit into {folder}, which has {free} bytes free: "
+            f"{nbytes - free} are missing; free some space or lower keep",
+            path=folder,
+        )
 
 
 def _unique(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -124,16 +148,15 @@ def _write_tensors(folder: Path, file: str, tensors: Mapping[str, torch.Tensor])
     return SavedTensors(file=file, checksums=write_tensors(folder / file, tensors))
 
 
-def _write_optimizer(folder: Path, optimizer: AdamW, backend: IoBackend) -> SavedOptimizer:
+def _describe_optimizer(optimizer: AdamW) -> SavedOptimizer:
     state = optimizer.training_state
-    records = _write_records(folder, state, backend)
     names = ("lr", "betas", "eps", "weight_decay", "maximize")
-    extras = [
+    groups = [
         {k: v for k, v in group.items() if k in names or isinstance(v, (int, float, str, bool))}
         for group in optimizer.param_groups
     ]
     return SavedOptimizer(
-        groups=[encode(_plain(group), {}, f"param_groups.{i}") for i, group in enumerate(extras)],
+        groups=[encode(_plain(group), {}, f"param_groups.{i}") for i, group in enumerate(groups)],
         parameters=[
             SavedParameter(
                 name=shard.name,
@@ -144,50 +167,64 @@ def _write_optimizer(folder: Path, optimizer: AdamW, backend: IoBackend) -> Save
             )
             for shard, step in zip(state.shards, state.steps, strict=True)
         ],
-        records=records,
+        records=[_describe_record(state, subgroup) for subgroup in state.subgroups],
     )
+
+
+def _with_files(optimizer: SavedOptimizer, checksums: Mapping[int, str]) -> SavedOptimizer:
+    """Add what became known when the records' files were there."""
+    records = [
+        record
+        if index not in checksums
+        else record.model_copy(
+            update={"file": _record_file(index), "nbytes": _file_nbytes(record), "checksum": checksums[index]}
+        )
+        for index, record in enumerate(optimizer.records)
+    ]
+    return optimizer.model_copy(update={"records": records})
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
 
 
-def _write_records(folder: Path, state: TrainingState, backend: IoBackend) -> list[SavedRecord]:
-    (folder / RECORDS_FOLDER).mkdir()
-    buffer = state.record_buffer()
-    saved = []
-    for index, subgroup in enumerate(state.subgroups):
-        nbytes = _record_sizes(state)[index]
-        file, checksum = None, None
-        if nbytes:
-            file = f"{RECORDS_FOLDER}/{index:06d}.bin"
-            state.store.read(index, buffer)
-            payload = buffer.memory[:nbytes]
-            checksum = xxhash.xxh3_128_hexdigest(payload)
-            backend.allocate(folder / file, nbytes)
-            backend.submit(Write(folder / file, 0, payload)).wait()
-            fsync_file(folder / file)
-        saved.append(_describe(state, subgroup, file, nbytes, checksum))
-    fsync_directory(folder / RECORDS_FOLDER)
-    return saved
+def _record_file(index: int) -> str:
+    return f"{RECORDS_FOLDER}/{index:06d}.bin"
 
 
-def _record_sizes(state: TrainingState) -> list[int]:
-    """Return the file bytes of each record; 0 for one that was never updated and is all zero."""
-    return [
-        0 if state.store.is_fresh(index) else subgroup.layout.padded_nbytes
+def _link_records(folder: Path, state: TrainingState) -> dict[int, str]:
+    """Link what lies in files already; return the checksums by record."""
+    found = ((index, state.store.link(index, folder / _record_file(index))) for index in range(len(state.subgroups)))
+    return {index: checksum for index, checksum in found if checksum is not None}
+
+
+def _records_to_copy(state: TrainingState, linked: Mapping[int, str]) -> dict[int, int]:
+    """Return the bytes of what is not linked, by record; one that was never updated is all zero and takes no file."""
+    return {
+        index: subgroup.layout.padded_nbytes
         for index, subgroup in enumerate(state.subgroups)
-    ]
+        if index not in linked and not state.store.is_fresh(index)
+    }
 
 
-def _describe(
-    state: TrainingState, subgroup: Subgroup, file: str | None, nbytes: int, checksum: str | None
-) -> SavedRecord:
+def _copy_records(folder: Path, frozen: Freeze, optimizer: SavedOptimizer, backend: IoBackend) -> dict[int, str]:
+    """Write frozen records into files of the checkpoint; return the checksums by record."""
+    checksums = {}
+    for index, buffer in frozen.records():
+        path, payload = folder / _record_file(index), buffer.memory[: _file_nbytes(optimizer.records[index])]
+        checksums[index] = checksum_of(payload)
+        backend.allocate(path, payload.nbytes)
+        backend.submit(Write(path, 0, payload)).wait()
+    return checksums
+
+
+def _describe_record(state: TrainingState, subgroup: Subgroup) -> SavedRecord:
+    """Describe a record that has no file yet."""
     dtype = state.shards[subgroup.slices[0].shard].parameter.dtype
     return SavedRecord(
-        file=file,
-        nbytes=nbytes,
-        checksum=checksum,
+        file=None,
+        nbytes=0,
+        checksum=None,
         dtype=_dtype_name(dtype),
         numel=subgroup.numel,
         slices=[
@@ -195,6 +232,15 @@ def _describe(
             for part in subgroup.slices
         ],
     )
+
+
+def _file_nbytes(record: SavedRecord) -> int:
+    return RecordLayout(record.numel, record_fields(DTYPES[record.dtype])).padded_nbytes
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies on the CPU, which nobody changes."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _dtype_name(dtype: torch.dtype) -> Any:  # noqa: ANN401 - one of the manifest's literals

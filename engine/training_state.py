@@ -53,11 +53,19 @@ class TrainingState:
                 values[part.start : part.stop] = record[name][part.offset : part.offset + part.length]
         return {name: values.view(parameter.shape) for name, values in fields.items()}
 
-    def rewrite(self, fill: Callable[[int, dict[str, torch.Tensor]], None]) -> None:
-        """Replace every record: `fill(subgroup, fields)` gets the present fields and changes them. Blocks."""
+    def rewrite(
+        self, fill: Callable[[int, dict[str, torch.Tensor]], None], unless: Callable[[int], bool] = lambda index: False
+    ) -> None:
+        """Replace every record. Blocks.
+
+        `fill(subgroup, fields)` sets every element of every field, except where `unless(subgroup)` has replaced the
+        record itself and says so.
+        """
         buffer = self.record_buffer()
-        for index in range(len(self.subgroups)):
-            fill(index, self.store.read(index, buffer))
+        for index, subgroup in enumerate(self.subgroups):
+            if unless(index):
+                continue
+            fill(index, subgroup.layout.views(buffer.tensor))
             self.store.write(index, buffer)
 
     def scatter(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> None:

@@ -34,6 +34,15 @@ class IoBackend(Protocol):
     def remove(self, path: Path) -> None:
         """Delete `path`; a file that does not exist is fine. Blocks."""
 
+    def link(self, path: Path, target: Path) -> bool:
+        """Give the file `path` a second name, `target`, which must not exist. Blocks.
+
+        Returns False where the two cannot share a file (another file system, or one without hard links).
+        """
+
+    def link_count(self, path: Path) -> int:
+        """Return how many names the file has; 1 means that nobody else holds it. Blocks."""
+
     def submit(self, request: Request) -> Completion:
         """Start one transfer and return at once. Any offset, length and buffer address is accepted.
 

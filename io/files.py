@@ -14,6 +14,7 @@ from tierstep.io.failures import DIRECT_REFUSED, named_failures, retry_interrupt
 from tierstep.io.requests import Read, Request
 
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 ZEROS = bytes(1 << 20)
 
 
@@ -132,6 +133,18 @@ def allocate_file(path: Path, nbytes: int) -> None:
             raise
         finally:
             os.close(descriptor)
+
+
+def link_file(path: Path, target: Path) -> bool:
+    """See `IoBackend.link`."""
+    with named_failures(f"link of {path} to {target}", target):
+        try:
+            os.link(path, target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in LINK_REFUSED:
+                raise
+            return False
+    return True
 
 
 def remove_file(path: Path) -> None:

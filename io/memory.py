@@ -64,6 +64,14 @@ class MemoryBackend(IoBackend):
         with self._changed:
             self.files.pop(path, None)
 
+    def link(self, path: Path, target: Path) -> bool:
+        """See `IoBackend.link`: never possible, for no name in a file system can lead to memory."""
+        return False
+
+    def link_count(self, path: Path) -> int:
+        """See `IoBackend.link_count`."""
+        return 1
+
     def submit(self, request: Request) -> Completion:
         """See `IoBackend.submit`."""
         completion = Completion(request, self.timeout_s)

@@ -10,7 +10,8 @@ from tierstep.errors import TransferError, TransferTimeout
 from tierstep.io.alignment import cut_blocks
 from tierstep.io.backend import DEFAULT_TIMEOUT_S, IoBackend
 from tierstep.io.directories import FallbackNotices
-from tierstep.io.files import RequestFile, allocate_file, remove_file
+from tierstep.io.failures import named_failures
+from tierstep.io.files import RequestFile, allocate_file, link_file, remove_file
 from tierstep.io.requests import Completion, Request
 from tierstep.io.workers import WorkerPool
 
@@ -46,6 +47,15 @@ class ThreadBackend(IoBackend):
     def remove(self, path: Path) -> None:
         """See `IoBackend.remove`."""
         remove_file(path)
+
+    def link(self, path: Path, target: Path) -> bool:
+        """See `IoBackend.link`."""
+        return link_file(path, target)
+
+    def link_count(self, path: Path) -> int:
+        """See `IoBackend.link_count`."""
+        with named_failures(f"look at {path}", path):
+            return path.stat().st_nlink
 
     def submit(self, request: Request) -> Completion:
         """See `IoBackend.submit`."""

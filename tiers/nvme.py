@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 from tierstep.errors import TierstepError
@@ -16,7 +17,8 @@ class NvmeTier:
     """Records in files, spread over `directories` in turn.
 
     Every file is allocated when its record is reserved, so that a full drive is known before the first step, and is
-    overwritten in place afterwards. The backend is the caller's; `close` removes the files.
+    overwritten in place afterwards; except when somebody else, such as a checkpoint, has linked it: then that file
+    stays as it is, and the next store goes into a new one. The backend is the caller's; `close` removes the files.
     """
 
     name = "nvme"
@@ -25,6 +27,7 @@ class NvmeTier:
         self._directories = tuple(directories)
         self._backend = backend
         self._files: dict[int, tuple[Path, int]] = {}
+        self._generations = count(1)
 
     def reserve(self, sizes: Mapping[int, int]) -> None:
         """See `Tier.reserve`. Raises `DiskFull`; the files of this call are removed again then."""
@@ -56,10 +59,35 @@ class NvmeTier:
     def store(self, index: int, slot: Slot) -> Completion:
         """See `Tier.store`."""
         path, nbytes = self._files[index]
+        if self._backend.link_count(path) > 1:
+            path = self._next_path(index)
+            self._backend.allocate(path, nbytes)
+            self._use(index, path)
         return self._backend.submit(Write(path, 0, slot.memory[:nbytes]))
+
+    def link(self, index: int, target: Path) -> bool:
+        """See `Tier.link`."""
+        return self._backend.link(self._files[index][0], target)
+
+    def adopt(self, index: int, source: Path) -> bool:
+        """See `Tier.adopt`."""
+        path = self._next_path(index)
+        if not self._backend.link(source, path):
+            return False
+        self._use(index, path)
+        return True
 
     def close(self) -> None:
         """See `Tier.close`."""
         while self._files:
             _, (path, _) = self._files.popitem()
             self._backend.remove(path)
+
+    def _next_path(self, index: int) -> Path:
+        return self._files[index][0].with_name(f"record-{index:06d}.{next(self._generations)}.slot")
+
+    def _use(self, index: int, path: Path) -> None:
+        """Replace a record's slot file; the former one keeps whatever other names it has."""
+        former, nbytes = self._files[index]
+        self._files[index] = (path, nbytes)
+        self._backend.remove(former)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import xxhash
 
 from tierstep.io.alignment import ALIGNMENT_BYTES, align_up
 
@@ -53,3 +54,8 @@ def bytes_of(values: torch.Tensor) -> memoryview:
     if not values.numel():
         return memoryview(bytearray())
     return values.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def checksum_of(record: memoryview) -> str:
+    """Return the checksum of a record's bytes in a file: xxh3-128, as hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(record)

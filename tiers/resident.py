@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -48,6 +49,14 @@ class ResidentTier:
         record = self._records[index]
         record.copy_(slot.tensor[: record.numel()])
         return completed(f"{self.name} record {index}")
+
+    def link(self, index: int, target: Path) -> bool:
+        """See `Tier.link`: memory has no file."""
+        return False
+
+    def adopt(self, index: int, source: Path) -> bool:
+        """See `Tier.adopt`: memory has no file."""
+        return False
 
     def close(self) -> None:
         """See `Tier.close`."""

@@ -19,11 +19,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import torch
 
+from tierstep.errors import TransferError
 from tierstep.io.requests import Completion
-from tierstep.tiers.record import RecordLayout
+from tierstep.tiers.freeze import Freeze
+from tierstep.tiers.record import RecordLayout, checksum_of
 from tierstep.tiers.slots import Slot, SlotPool
 from tierstep.tiers.tier import Tier, completed
 
@@ -47,6 +50,7 @@ class _Entry:
     before: State = State.FRESH  # the state that put_back(changed=False) goes back to
     slot: Slot | None = None
     fetching: Completion | None = None
+    checksum: str | None = None  # of the record's bytes in its file
 
 
 OnTransfer = Callable[[str, int, float, float, int], None]  # lane, record, start, end (perf_counter), bytes
@@ -64,6 +68,7 @@ class Store:
         self._settled = threading.Condition(self._lock)
         self._failures: list[BaseException] = []
         self._stores: dict[int, Completion] = {}
+        self._frozen = Freeze((), 0, self.read)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -127,8 +132,14 @@ class Store:
         return entry.fetching
 
     def take(self, index: int) -> dict[str, torch.Tensor]:
-        """Return the fields of a fetched record, to be changed in place until `put_back`."""
+        """Return the fields of a fetched record, to be changed in place until `put_back`.
+
+        Raises `TransferError` when what was read from a file is not what was written to it.
+        """
         entry = self._entries[index]
+        if entry.slot is not None and entry.before is State.HOME:
+            self._check(index, entry.slot)
+        self._frozen.preserve(index)
         with self._lock:
             entry.state = State.HELD
         return entry.layout.views(self._bytes(index))
@@ -171,28 +182,65 @@ class Store:
             raise failures[0]
 
     def read(self, index: int, target: Slot) -> dict[str, torch.Tensor]:
-        """Copy the newest bytes of a record into `target` and return its fields there. Blocks; not during a step."""
+        """Copy the newest bytes of a record into `target` and return its fields there. Blocks.
+
+        Not during a step, except from a `Freeze`, which sees to it that nobody changes the record meanwhile.
+        """
         entry = self._entries[index]
+        being_read = entry.state is State.FETCHING and entry.before is State.HOME
         if entry.state is State.FRESH:
             target.tensor[: entry.layout.padded_nbytes].zero_()
-        elif entry.slot is not None:
+        elif entry.slot is not None and not being_read:
             nbytes = entry.layout.padded_nbytes
             target.tensor[:nbytes].copy_(entry.slot.tensor[:nbytes])
         else:
             self._timed("read", index, self._tiers[entry.home].fetch(index, target)).wait()
+            self._check(index, target)
         return entry.layout.views(target.tensor)
 
     def write(self, index: int, source: Slot) -> None:
         """Replace a record by the bytes in `source`. Blocks; not during a step."""
         entry = self._entries[index]
+        self._frozen.preserve(index)
+        checksum = self._checksum(index, source)
         self._timed("write", index, self._tiers[entry.home].store(index, source)).wait()
-        with self._lock:
-            slot, entry.slot, entry.state = entry.slot, None, State.HOME
-        if slot is not None:
-            self._slots.release(slot)
+        self._settle_at_home(entry, checksum)
+
+    def link(self, index: int, target: Path) -> str | None:
+        """Give the newest bytes of a cold record a second name, and return their checksum. Not during a step.
+
+        Returns None, and makes no name, where the newest bytes are not in a file or the file cannot be linked there.
+        """
+        entry = self._entries[index]
+        if entry.state is not State.HOME or entry.checksum is None or entry.slot is not None:
+            return None
+        return entry.checksum if self._tiers[entry.home].link(index, target) else None
+
+    def adopt(self, index: int, source: Path, checksum: str) -> bool:
+        """Replace a cold record by the file `source` without copying it; it is checked when it is first read.
+
+        Returns False, and changes nothing, where the record is not cold or the file cannot be linked.
+        """
+        entry = self._entries[index]
+        self._frozen.preserve(index)
+        if not self._tiers[entry.home].adopt(index, source):
+            return False
+        self._settle_at_home(entry, checksum)
+        return True
+
+    def freeze(self, indices: Sequence[int]) -> Freeze:
+        """Promise the present bytes of records to one consumer, whatever is done to them from now on.
+
+        Waits until the consumer of an earlier freeze has all of its records. Not during a step.
+        """
+        self._frozen.preserve_all()
+        nbytes = max((self._entries[index].layout.padded_nbytes for index in indices), default=0)
+        self._frozen = Freeze(indices, nbytes, self.read)
+        return self._frozen
 
     def close(self) -> None:
-        """Wait for transfers and give up all records."""
+        """Wait for transfers, and for a freeze's consumer to have its records; then give up all records."""
+        self._frozen.preserve_all()
         for index in list(self._stores):
             self._await_store(index)
         for tier in self._tiers.values():
@@ -218,6 +266,8 @@ class Store:
             entry.fetching.add_done_callback(lambda _: self._slots.release(slot))
 
     def _start_write(self, index: int, entry: _Entry, slot: Slot) -> None:
+        self._frozen.preserve(index)
+        checksum = self._checksum(index, slot)
         with self._lock:
             entry.state = State.STORING
         try:
@@ -228,14 +278,14 @@ class Store:
             raise
         with self._lock:
             self._stores[index] = completion
-        completion.add_done_callback(lambda done: self._end_write(index, done))
+        completion.add_done_callback(lambda done: self._end_write(index, done, checksum))
 
-    def _end_write(self, index: int, completion: Completion) -> None:
+    def _end_write(self, index: int, completion: Completion, checksum: str | None) -> None:
         entry = self._entries[index]
         freed = None
         with self._lock:
             if completion.error is None:
-                freed, entry.slot, entry.state = entry.slot, None, State.HOME
+                freed, entry.slot, entry.state, entry.checksum = entry.slot, None, State.HOME, checksum
             else:
                 entry.state = State.RESIDENT
                 self._failures.append(completion.error)
@@ -254,6 +304,27 @@ class Store:
             ended = self._settled.wait_for(lambda: index not in self._stores, timeout=completion.timeout_s)
         if not ended:
             completion.wait()
+
+    def _settle_at_home(self, entry: _Entry, checksum: str | None) -> None:
+        with self._lock:
+            slot, entry.slot, entry.state, entry.checksum = entry.slot, None, State.HOME, checksum
+        if slot is not None:
+            self._slots.release(slot)
+
+    def _checksum(self, index: int, slot: Slot) -> str | None:
+        """Return the checksum of a record as its file has it; None for one that lives in memory."""
+        entry = self._entries[index]
+        if self._tiers[entry.home].view(index) is not None:
+            return None
+        return checksum_of(slot.memory[: entry.layout.padded_nbytes])
+
+    def _check(self, index: int, slot: Slot) -> None:
+        expected = self._entries[index].checksum
+        if expected is not None and self._checksum(index, slot) != expected:
+            raise TransferError(
+                f"record {index} was read from its slot file with other bytes than were written: the drive or the "
+                f"file is damaged; restore a checkpoint"
+            )
 
     def _bytes(self, index: int) -> torch.Tensor:
         entry = self._entries[index]

@@ -32,6 +32,18 @@ class Tier(Protocol):
     def store(self, index: int, slot: Slot) -> Completion:
         """Start copying the first bytes of `slot` into the record."""
 
+    def link(self, index: int, target: Path) -> bool:
+        """Give the record's file a second name, so that its present bytes stay readable there whatever follows.
+
+        Returns False where there is no file, or none that can be linked there. Not while the record is being stored.
+        """
+
+    def adopt(self, index: int, source: Path) -> bool:
+        """Take the file `source`, which holds a record of the same layout, for the record's own, without a copy.
+
+        Neither is ever written while both names exist. Returns False where that is not possible.
+        """
+
     def close(self) -> None:
         """Give everything back; the records are gone. May be called twice."""
 

@@ -17,5 +17,9 @@ def record_fields(weight_dtype: torch.dtype) -> tuple[tuple[str, torch.dtype], .
 
     bf16 weights are the upper half of an fp32 master whose lower half is `low`; fp16 weights have a full `master`;
     fp32 weights are their own. Fields of zeros are the right state of a parameter that was never updated.
+
+    Weights may be changed between updates. An fp16 weight that its master does not round to wins over it; a bf16 weight
+    keeps its `low`, which is less than its last bit, except that a zero above a negative `low` (the bits of a NaN)
+    is zero.
     """
     return _FIELDS[weight_dtype]

@@ -59,6 +59,11 @@ INLINE uint32_t to_bits(float value) {
   return bits;
 }
 
+// Returns `value`; for any NaN, the one whose upper half is a NaN as well after rounding (0x7fffffff would become zero).
+INLINE float one_nan(float value) {
+  return (to_bits(value) & 0x7fffffffu) > 0x7f800000u ? from_bits(0x7fc00000u) : value;
+}
+
 struct Bf16 {
   using Storage = uint16_t;
   static INLINE float widen(uint16_t value) { return from_bits(static_cast<uint32_t>(value) << 16); }
@@ -98,8 +103,13 @@ struct Fp32 {
 
 struct SplitMaster {  // bf16: the weight is the master's upper half, rounded half up; the record has the rest
   using Weight = Bf16;
+  // No master has a zero as its upper half and a negative lower one (those bits are a NaN): somebody else set the weight
+  // to zero, and it is zero.
   static INLINE float load(const uint16_t* weight, const Fields& at, int64_t i) {
-    return from_bits((static_cast<uint32_t>(weight[i]) << 16) + static_cast<uint32_t>(static_cast<int32_t>(at.low[i])));
+    const uint32_t high = weight[i];
+    const int32_t low = at.low[i];
+    const int32_t kept = (high & 0x7fffu) == 0 && low < 0 ? 0 : low;
+    return from_bits((high << 16) + static_cast<uint32_t>(kept));
   }
   static INLINE void store(uint16_t* weight, const Fields& at, int64_t i, float master) {
     const uint32_t bits = to_bits(master);
@@ -142,7 +152,7 @@ INLINE void update_range(void* weight_memory, const void* grad_memory, Fields fi
     const float denominator = std::sqrt(v) * s.inv_sqrt_bias2 + s.eps;
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
-    Master::store(weight, fields, i, decayed - s.step_size * (m / denominator));
+    Master::store(weight, fields, i, one_nan(decayed - s.step_size * (m / denominator)));
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,8 +51,8 @@ class KernelStatus:
 class NativeKernel:
     """See `CpuKernel`. Picks AVX-512, AVX2 or baseline code at run time; immune to flush-to-zero settings.
 
-    Each calling thread has OpenMP threads of its own, which live as long as it does. A forked child must not use a
-    kernel that its parent used with more than one thread (GNU OpenMP does not survive a fork).
+    Each calling thread has OpenMP threads of its own, which live as long as it does. A forked child works on the
+    calling thread alone, whatever `threads` says: it would wait for ever for the threads that its parent had.
     """
 
     name = "native"
@@ -73,20 +74,28 @@ class NativeKernel:
         addresses = _Fields(**{name: field.data_ptr() for name, field in fields.items()})
         weight_dtype = DTYPE_CODES[pieces[0].weight.dtype]
         self._library.tierstep_adamw_update(
-            segments, len(pieces), weight_dtype, ctypes.byref(addresses), scalars, threads
+            segments, len(pieces), weight_dtype, ctypes.byref(addresses), scalars, _usable(threads)
         )
 
     def all_finite(self, values: torch.Tensor, *, threads: int = 1) -> bool:
         """See `CpuKernel.all_finite`."""
         code = DTYPE_CODES[values.dtype]
-        return bool(self._library.tierstep_all_finite(values.data_ptr(), values.numel(), code, threads))
+        return bool(self._library.tierstep_all_finite(values.data_ptr(), values.numel(), code, _usable(threads)))
 
     def sum_squares(self, values: torch.Tensor, *, threads: int = 1) -> torch.Tensor:
         """See `CpuKernel.sum_squares`."""
         sums = torch.empty(-(-values.numel() // BLOCK), dtype=torch.float64)
         code = DTYPE_CODES[values.dtype]
-        self._library.tierstep_sum_squares(values.data_ptr(), values.numel(), code, sums.data_ptr(), threads)
+        self._library.tierstep_sum_squares(values.data_ptr(), values.numel(), code, sums.data_ptr(), _usable(threads))
         return sums
+
+
+_importing_process = os.getpid()
+
+
+def _usable(threads: int) -> int:
+    """Return `threads`, or 1 in a child forked since the import: GNU OpenMP's threads do not survive a fork."""
+    return threads if os.getpid() == _importing_process else 1
 
 
 def status() -> KernelStatus:

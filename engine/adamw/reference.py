@@ -10,6 +10,7 @@ from tierstep.engine.adamw.piece import Piece
 
 CHUNK = 1 << 20  # elements worked on at once; bounds the temporary memory
 BLOCK, LANES = 4096, 16  # of sum_squares
+NAN_BITS = 0x7FC00000  # of every NaN master: its upper half is a NaN as well, where that of 0x7fffffff rounds to zero
 
 
 class ReferenceKernel:
@@ -51,7 +52,9 @@ def _update_chunk(piece: Piece, fields: Mapping[str, torch.Tensor]) -> None:
     exp_avg.copy_(exp_avg * s.beta1 + g * s.one_minus_beta1)
     exp_avg_sq.copy_(exp_avg_sq * s.beta2 + (g * g) * s.one_minus_beta2)
     denominator = _sqrt(exp_avg_sq) * s.inv_sqrt_bias2 + s.eps
-    _store_master(piece.weight, fields, decayed - (exp_avg / denominator) * s.step_size)
+    master = decayed - (exp_avg / denominator) * s.step_size
+    master.view(torch.int32).masked_fill_(master.isnan(), NAN_BITS)
+    _store_master(piece.weight, fields, master)
 
 
 def _sqrt(values: torch.Tensor) -> torch.Tensor:
@@ -65,8 +68,9 @@ def _sqrt(values: torch.Tensor) -> torch.Tensor:
 
 def _load_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if weight.dtype == torch.bfloat16:
-        high = weight.view(torch.int16).to(torch.int32)
-        return ((high << 16) + fields["low"].to(torch.int32)).view(torch.float32)
+        high, low = weight.view(torch.int16).to(torch.int32), fields["low"].to(torch.int32)
+        set_to_zero = ((high & 0x7FFF) == 0) & (low < 0)  # these bits are no master's: see record_fields
+        return ((high << 16) + low.masked_fill(set_to_zero, 0)).view(torch.float32)
     if weight.dtype == torch.float16:
         same = fields["master"].half().view(torch.int16) == weight.view(torch.int16)
         return torch.where(same, fields["master"], weight.float())

@@ -147,6 +147,50 @@ def test_an_fp16_weight_that_was_set_from_outside_wins_over_its_master(kernel):
     assert bits(weight[4:5]) == bits(torch.tensor([-0.0], dtype=torch.float16))
 
 
+@pytest.mark.parametrize("kernel", [REFERENCE, pytest.param("native", marks=needs_native)])
+def test_bf16_weights_set_to_zero_from_outside_go_on_learning(kernel):
+    """A zero above a negative low half is the bits of a NaN, which rounds to zero again: such weights never moved."""
+    kernel = cpu_kernel(kernel) if isinstance(kernel, str) else kernel
+    weight, fields = start(2000, torch.bfloat16)
+    grad = torch.ones(2000, dtype=torch.bfloat16)
+    kernel.update([Piece(weight, grad, 0, scalars(**HYPERPARAMETERS, step=1))], fields, threads=1)
+    assert (fields["low"] < 0).any()
+    weight[:1000], weight[1000:] = 0.0, -0.0
+    kernel.update([Piece(weight, grad, 0, scalars(**HYPERPARAMETERS, step=2))], fields, threads=1)
+    assert torch.allclose(weight.float(), torch.tensor(-0.01), rtol=0.01)
+
+
+@pytest.mark.parametrize("kernel", [REFERENCE, pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("nan_bits", [0x7FC00000, 0x7FFFFFFF, -1])
+def test_a_nan_gradient_leaves_a_nan_weight_whatever_its_bits(kernel, dtype, nan_bits):
+    """GPUs make the NaN 0x7fffffff, whose upper half, rounded, is a zero."""
+    kernel = cpu_kernel(kernel) if isinstance(kernel, str) else kernel
+    weight, fields = start(100, dtype)
+    grad = torch.full((100,), nan_bits, dtype=torch.int32).view(torch.float32)
+    kernel.update([Piece(weight, grad, 0, scalars(**HYPERPARAMETERS, step=1))], fields, threads=1)
+    assert weight.isnan().all()
+
+
+@needs_native
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_can_use_the_kernel_that_its_parent_used_on_two_threads():
+    """The threads of GNU OpenMP do not exist in a child, which waited for them for ever."""
+    code = (
+        "import os, signal, torch, warnings; warnings.simplefilter('ignore', DeprecationWarning)\n"
+        "from tierstep.engine.adamw import cpu_kernel\n"
+        "kernel, ones = cpu_kernel('native'), torch.ones(1_000_000)\n"
+        "kernel.sum_squares(ones, threads=2)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    signal.alarm(10)\n"
+        "    os._exit(0 if kernel.sum_squares(ones, threads=2).sum() == 1_000_000 else 1)\n"
+        "print(os.waitpid(child, 0)[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"
+
+
 @needs_native
 def test_every_fp16_number_is_widened_and_narrowed_exactly(native):
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)

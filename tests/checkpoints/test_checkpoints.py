@@ -310,9 +310,9 @@ def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path):
 def test_the_oldest_are_pruned_and_the_newest_save_wins_whatever_its_step(tmp_path):
     checkpoints = tierstep.Checkpoints(tmp_path, keep=2)
     for step in (1, 2, 3, 1, 1):
-        checkpoints.save(step, extra={"step": step})
+        checkpoints.save(step, extra={"step": step}, wait=True)
     assert [info.path.name for info in checkpoints.list()] == ["step-00000001", "step-00000001.2"]
-    checkpoints.save(7, extra={"step": 7})
+    checkpoints.save(7, extra={"step": 7}, wait=True)
     assert checkpoints.restore() == {"step": 7}
 
 
@@ -323,7 +323,7 @@ def test_foreign_files_and_half_written_checkpoints_are_left_or_removed(tmp_path
     (tmp_path / ".saving-00000004-abc").mkdir()
     (tmp_path / ".saving-00000004-abc" / "part").write_text("half")
     checkpoints = tierstep.Checkpoints(tmp_path)
-    checkpoints.save(1)
+    checkpoints.save(1, wait=True)
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         ".tierstep-lock", "notes.txt", "step-00000001", "step-00000009",
     ]  # fmt: skip

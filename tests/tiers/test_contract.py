@@ -52,6 +52,33 @@ class TierContract:
         view = tier.view(2)
         assert view is None or torch.equal(view, slot.tensor[: SIZES[2]])
 
+    def test_a_link_keeps_the_bytes_that_a_later_store_replaces(self, tier, slots, tmp_path):
+        tier.reserve({0: 4096})
+        source, target = slots.acquire(), slots.acquire()
+        self.fill(source, 0)
+        tier.store(0, source).wait()
+        linked = tier.link(0, tmp_path / "linked")
+        before = bytes(source.memory[:4096])
+        self.fill(source, 1)
+        tier.store(0, source).wait()
+        tier.fetch(0, target).wait()
+        assert torch.equal(target.tensor[:4096], source.tensor[:4096])
+        assert linked == (tmp_path / "linked").exists()
+        if linked:
+            assert (tmp_path / "linked").read_bytes() == before
+
+    def test_an_adopted_file_is_the_record_and_is_never_written(self, tier, slots, tmp_path):
+        tier.reserve({0: 4096})
+        slot = slots.acquire()
+        (tmp_path / "given").write_bytes(bytes(range(256)) * 16)
+        if not tier.adopt(0, tmp_path / "given"):
+            return
+        tier.fetch(0, slot).wait()
+        assert bytes(slot.memory[:4096]) == bytes(range(256)) * 16
+        self.fill(slot, 1)
+        tier.store(0, slot).wait()
+        assert (tmp_path / "given").read_bytes() == bytes(range(256)) * 16
+
     def test_closing_twice_is_fine(self, tier):
         tier.reserve(SIZES)
         tier.close()
@@ -81,6 +108,11 @@ class TestNvmeOnFiles(TierContract):
     def tier(self, tmp_path):
         with ThreadBackend() as backend:
             yield NvmeTier([tmp_path], backend)
+
+    def test_files_of_one_file_system_are_linked(self, tier, tmp_path):
+        tier.reserve({0: 4096})
+        assert tier.link(0, tmp_path / "linked")
+        assert tier.adopt(0, tmp_path / "linked")
 
     def test_files_have_the_recorded_length_and_vanish_on_close(self, tier, tmp_path):
         tier.reserve(SIZES)
