@@ -52,7 +52,8 @@ class Gate(ThreadBackend):
     broken = False
 
     def submit(self, request):
-        self.opened.wait(timeout=60)
+        if not self.opened.wait(timeout=60):
+            raise AssertionError("nobody opened the gate: training waited for the save")
         if self.broken:
             raise DiskFull("no space left, says the gate", path=request.path, errno=errno.ENOSPC)
         return super().submit(request)

@@ -2,9 +2,10 @@ import json
 import sys
 
 import pytest
-from trainer.tiny_training import command, write_config
 
 from tierstep import cli
+
+from trainer.tiny_training import command, write_config
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
 import io
 
 from rich.console import Console
-from trainer.tiny_training import tiny_config
 
 from tierstep.progress import ProgressBar
 from tierstep.train import train
+
+from trainer.tiny_training import tiny_config
 
 
 def test_the_bar_fits_into_80_columns_and_gives_the_cursor_back(tmp_path):

@@ -6,12 +6,13 @@ import threading
 
 import pytest
 import torch
-from trainer.tiny_training import losses, tiny_config, write_config
 
 from tierstep.configs.load import load_config
 from tierstep.errors import CheckpointError, CheckpointMismatch, ConfigError
 from tierstep.observer import Silent
 from tierstep.train import train
+
+from trainer.tiny_training import losses, tiny_config, write_config
 
 ALL_ON_ONE_TIER = {"tiers__gpu": 0, "tiers__ram": "8MiB", "tiers__nvme": [], "tiers__subgroup": "1MiB"}
 DIE_AT_STEP = """
@@ -208,7 +209,7 @@ def test_the_threads_of_the_first_part_are_kept(tmp_path):
 def test_a_checkpoint_of_somebody_elses_loop_is_refused(tmp_path):
     import tierstep
 
-    tierstep.Checkpoints(tmp_path / "run/checkpoints").save(1, extra={"mine": 1})
+    tierstep.Checkpoints(tmp_path / "run/checkpoints").save(1, extra={"mine": 1}, wait=True)
     with pytest.raises(CheckpointMismatch, match="was not written by `tierstep train`"):
         train(tiny_config(tmp_path), resume=True)
 
