@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -67,17 +71,25 @@ def deepspeed_cpu_adam(numel: int) -> Work:
     return lambda: optimizer.step()
 
 
+def same_traffic(numel: int, threads: int) -> Work:
+    """Read and write what a bf16 update reads and writes, without its arithmetic. Compiles traffic.cpp with c++."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "traffic.so"
+        source = Path(__file__).with_name("traffic.cpp")
+        subprocess.run(["c++", "-O3", "-shared", "-fPIC", "-fopenmp", "-o", library, source], check=True)
+        function = ctypes.CDLL(str(library)).traffic
+    sizes = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.float32, torch.float32)
+    arrays = [numbers(numel, dtype) for dtype in sizes]
+    function.argtypes = [ctypes.c_void_p] * len(arrays) + [ctypes.c_int64, ctypes.c_int32]
+    function.restype = None
+    return lambda: function(*(array.data_ptr() for array in arrays), numel, threads)
+
+
 def memory_copy(nbytes: int, threads: int) -> Work:
-    """Copy between two large arrays: the limit of anything that reads as much as it writes."""
+    """Copy between two large arrays, with torch."""
     source, target = numbers(nbytes // 4, torch.float32), numbers(nbytes // 4, torch.float32)
     torch.set_num_threads(threads)
     return lambda: target.copy_(source)
-
-
-def memory_update(nbytes: int) -> Work:
-    """Add in place to a large array: each byte is read and written where it lies, as a state update does."""
-    values = numbers(nbytes // 4, torch.float32)
-    return lambda: values.add_(1e-7)
 
 
 def take_turns(contestants: Mapping[str, Work], repeats: int) -> dict[str, list[float]]:
