@@ -31,6 +31,8 @@ class Freeze:
 
     def preserve(self, index: int) -> None:
         """Copy a record now if it is still wanted, because it is about to change. Blocks while the buffers are full."""
+        if index not in self._pending:  # it stays in there until its copy is whole
+            return
         with self._changed:
             self._changed.wait_for(lambda: index not in self._pending or self._buffers)
             if index in self._pending:

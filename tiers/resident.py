@@ -11,7 +11,7 @@ from tierstep.io.alignment import align_up
 from tierstep.io.requests import Completion
 from tierstep.tiers.record import FIELD_ALIGNMENT_BYTES
 from tierstep.tiers.slots import Arena, Slot
-from tierstep.tiers.tier import completed
+from tierstep.tiers.tier import COMPLETED
 
 
 class ResidentTier:
@@ -42,13 +42,13 @@ class ResidentTier:
         """See `Tier.fetch`. Copies at once."""
         record = self._records[index]
         slot.tensor[: record.numel()].copy_(record)
-        return completed(f"{self.name} record {index}")
+        return COMPLETED
 
     def store(self, index: int, slot: Slot) -> Completion:
         """See `Tier.store`. Copies at once."""
         record = self._records[index]
         record.copy_(slot.tensor[: record.numel()])
-        return completed(f"{self.name} record {index}")
+        return COMPLETED
 
     def link(self, index: int, target: Path) -> bool:
         """See `Tier.link`: memory has no file."""

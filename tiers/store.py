@@ -28,7 +28,7 @@ from tierstep.io.requests import Completion
 from tierstep.tiers.freeze import Freeze
 from tierstep.tiers.record import RecordLayout, checksum_of
 from tierstep.tiers.slots import Slot, SlotPool
-from tierstep.tiers.tier import Tier, completed
+from tierstep.tiers.tier import COMPLETED, Tier
 
 
 class State(Enum):
@@ -51,6 +51,7 @@ class _Entry:
     slot: Slot | None = None
     fetching: Completion | None = None
     checksum: str | None = None  # of the record's bytes in its file
+    in_place: dict[str, torch.Tensor] | None = None  # the fields of a record that is worked on where it lives
 
 
 OnTransfer = Callable[[str, int, float, float, int], None]  # lane, record, start, end (perf_counter), bytes
@@ -122,7 +123,7 @@ class Store:
         with self._lock:
             entry.before, entry.state, entry.fetching = entry.state, State.FETCHING, None
         if entry.slot is not None or self._tiers[entry.home].view(index) is not None:
-            return completed(f"record {index}")
+            return COMPLETED
         try:
             entry.slot = self._slots.acquire()
             entry.fetching = self._start_read(index, entry, entry.slot)
@@ -142,7 +143,11 @@ class Store:
         self._frozen.preserve(index)
         with self._lock:
             entry.state = State.HELD
-        return entry.layout.views(self._bytes(index))
+        if entry.slot is not None:
+            return entry.layout.views(entry.slot.tensor)
+        if entry.in_place is None:
+            entry.in_place = entry.layout.views(self._in_place(index))
+        return entry.in_place
 
     def put_back(self, index: int, *, changed: bool, keep: bool = False) -> None:
         """End the work on a fetched record. Never blocks on I/O.
@@ -252,7 +257,7 @@ class Store:
     def _start_read(self, index: int, entry: _Entry, slot: Slot) -> Completion:
         if entry.before is State.FRESH:
             slot.tensor[: entry.layout.padded_nbytes].zero_()
-            return completed(f"record {index}")
+            return COMPLETED
         return self._timed("read", index, self._tiers[entry.home].fetch(index, slot))
 
     def _forget_fetch(self, entry: _Entry) -> None:
@@ -326,14 +331,11 @@ class Store:
                 f"file is damaged; restore a checkpoint"
             )
 
-    def _bytes(self, index: int) -> torch.Tensor:
-        entry = self._entries[index]
-        if entry.slot is not None:
-            return entry.slot.tensor
-        in_place = self._tiers[entry.home].view(index)
-        if in_place is None:
+    def _in_place(self, index: int) -> torch.Tensor:
+        record = self._tiers[self._entries[index].home].view(index)
+        if record is None:
             raise ValueError(f"record {index} was not fetched")
-        return in_place
+        return record
 
     def _timed(self, lane: str, index: int, completion: Completion) -> Completion:
         start, entry = time.perf_counter(), self._entries[index]
