@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +29,12 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Clip:
-    """What `clip_grad_norm_` found, for the step that follows: of which gradients, their norm and the factor."""
+    """What `clip_grad_norm_` found, for the step that follows: of which gradients, their norm and the factor.
 
-    fingerprint: tuple[tuple[int, int] | None, ...]
+    It keeps the gradients alive, so that no later one can be taken for one of them.
+    """
+
+    gradients: Gradients
     norm: float
     factor: float
 
@@ -41,9 +44,15 @@ class Clip:
         return math.isfinite(self.norm)
 
 
-def collect(shards: Sequence[Shard]) -> Gradients:
-    """Look at every shard's gradient once. Raises `GradientError` for one that cannot be used."""
-    return Gradients(tuple(shard.gradient() for shard in shards), fingerprint(shards))
+def collect(shards: Sequence[Shard], present: Container[int]) -> Gradients:
+    """Look once at the gradient of every shard whose parameter's id is `present`; the others count as having none.
+
+    Raises `GradientError` for one that cannot be used, `ConfigError` for a parameter that was converted or resized.
+    """
+    for shard in shards:
+        shard.require_unchanged()
+    flat = tuple(shard.gradient() if id(shard.parameter) in present else None for shard in shards)
+    return Gradients(flat, fingerprint(shards))
 
 
 def fingerprint(shards: Sequence[Shard]) -> tuple[tuple[int, int] | None, ...]:
@@ -78,10 +87,14 @@ def total_norm(gradients: Gradients, kernel: CpuKernel, threads: int) -> float:
         return math.nan
 
 
-def measure_clip(gradients: Gradients, max_norm: float, kernel: CpuKernel, threads: int) -> Clip:
-    """Measure the norm and the factor that brings it down to `max_norm`, as torch.nn.utils.clip_grad_norm_ does."""
-    norm = total_norm(gradients, kernel, threads)
-    return Clip(gradients.fingerprint, norm, min(1.0, max_norm / (norm + NORM_EPS)))
+def measure_clip(gradients: Gradients, max_norm: float, kernel: CpuKernel, threads: int, before: Clip | None) -> Clip:
+    """Measure the norm and the factor that brings it down to `max_norm`, as torch.nn.utils.clip_grad_norm_ does.
+
+    `before` is what an earlier call has found for the same step: its factor counts as applied.
+    """
+    applied = before.factor if before is not None and before.gradients.fingerprint == gradients.fingerprint else 1.0
+    norm = total_norm(gradients, kernel, threads) * applied
+    return Clip(gradients, norm, applied * min(1.0, max_norm / (norm + NORM_EPS)))
 
 
 def _present(gradients: Gradients, position: int) -> torch.Tensor:

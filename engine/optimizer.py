@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from tierstep.configs.schema import Tiers
 from tierstep.engine.adamw import cpu_kernel
 from tierstep.engine.adamw.formula import Scalars, scalars
 from tierstep.engine.gradients import Clip, Gradients, check_finite, collect, measure_clip
+from tierstep.engine.hyperparameters import check_hyperparameters
 from tierstep.engine.planning import MemoryPlan, measure_free, plan_memory
 from tierstep.engine.shards import Shard, trainable_shards
 from tierstep.engine.state_dict import StateView, load_state
@@ -62,10 +63,13 @@ class AdamW(torch.optim.Optimizer):
         tiers: Tiers | None = None,
     ) -> None:
         params = _listed(params)
+        if tiers is not None and not isinstance(tiers, Tiers):
+            raise ConfigError(f"tiers is a {type(tiers).__name__}: pass tierstep.Tiers(...)")
         defaults: dict[str, Any] = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         defaults |= dict(amsgrad=amsgrad, maximize=maximize, foreach=foreach, fused=fused)
         defaults |= dict(capturable=capturable, differentiable=differentiable)
         self._clip: Clip | None = None
+        self._loss: Any = None
         self._opened = False
         super().__init__(params, defaults)
         self._tiers = tiers or Tiers()
@@ -83,22 +87,18 @@ class AdamW(torch.optim.Optimizer):
         state is lost then, and calling `step()` again, with the gradients untouched, finishes the step with the
         same bits.
         """
-        loss = None
-        if closure is not None:
+        self._require_open()
+        if closure is not None and not self._stepper.interrupted:
             with torch.enable_grad():
-                loss = closure()
-        started = time.perf_counter()
-        if self._skipped_by_scaler():
-            return loss
-        if not self._stepper.interrupted:
-            self._adopt_unfrozen()
-        gradients = collect(self._state.shards)
-        if self._stepper.interrupted:
-            self._stepper.resume(gradients, started)
-        else:
-            self._stepper.run(gradients, self._scalars(gradients), started)
-        torch.autograd.graph.increment_version([self._state.shards[i].parameter for i in gradients.touched()])
+                self._loss = closure()
+        try:
+            if not self._skipped_by_scaler():
+                self._step(time.perf_counter())
+        except BaseException:
+            self._forget_scaler()
+            raise
         self._clip = None
+        loss, self._loss = self._loss, None
         return loss
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -107,9 +107,11 @@ class AdamW(torch.optim.Optimizer):
         Returns the norm before clipping as an fp32 scalar, which is the same for any number of threads. The gradients
         themselves are not written: the factor is applied while they are read by the update. Blocks.
         """
+        self._require_open()
         if not max_norm >= 0:
             raise ConfigError(f"max_norm is {max_norm}: give a number that is not negative")
-        self._clip = measure_clip(collect(self._state.shards), max_norm, self._kernel, self._threads)
+        self.adopt_unfrozen()
+        self._clip = measure_clip(self._collect(), max_norm, self._kernel, self._threads, self._clip)
         return torch.tensor(self._clip.norm, dtype=torch.float32)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own signature
@@ -122,14 +124,15 @@ class AdamW(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, also after steps were made; their state starts now. Raises as the constructor does."""
         if self._opened:
+            self._require_open()
             self._stepper.require_whole("add parameters")
         before = len(self.param_groups)
-        _check_hyperparameters({**self.defaults, **param_group})
+        check_hyperparameters({**self.defaults, **param_group})
         super().add_param_group(param_group)
         if not self._opened:
             return
         try:
-            self._adopt_unfrozen()
+            self.adopt_unfrozen()
         except BaseException:
             del self.param_groups[before:]
             raise
@@ -140,6 +143,7 @@ class AdamW(torch.optim.Optimizer):
         bf16 parameters carry a third tensor, `low` (int16, the lower half of the fp32 master weight), and fp16 ones
         `master` (fp32), so that a round trip is exact; torch.optim.AdamW ignores them.
         """
+        self._require_open()
         self._stepper.require_whole("read the state")
         return super().state_dict()
 
@@ -148,7 +152,10 @@ class AdamW(torch.optim.Optimizer):
 
         Raises `CheckpointMismatch` before anything is changed when groups, shapes or entries do not fit.
         """
+        self._require_open()
+        self.adopt_unfrozen()
         load_state(self, self._state, self._stepper, state_dict)
+        self._clip = None
 
     @property
     def plan(self) -> MemoryPlan:
@@ -204,8 +211,9 @@ class AdamW(torch.optim.Optimizer):
             self._extend(shards, self._plan)
             self._stepper = Stepper(self._state, self._kernel, self._threads, self._log)
             resources.callback(self._stepper.close)
-            self.state = StateView(self._state)  # type: ignore[assignment]
-            self._close = weakref.finalize(self, resources.pop_all().close)
+            self.state = StateView(self._state, self._stepper)  # type: ignore[assignment]
+            self._close = weakref.finalize(self, _close_in, os.getpid(), resources.pop_all())
+        self._process = os.getpid()
 
     def _extend(self, shards: list[Shard], plan: MemoryPlan) -> None:
         store = self._state.store
@@ -213,16 +221,53 @@ class AdamW(torch.optim.Optimizer):
             store.replace_slots(SlotPool(plan.slot_count, plan.slot_nbytes))
         self._state.extend(shards, plan.subgroups, plan.homes)
 
-    def _adopt_unfrozen(self) -> None:
-        """Give state to parameters that have begun to ask for gradients since the last step."""
+    def adopt_unfrozen(self) -> None:
+        """Give state to parameters that have begun to ask for gradients; `step` does that by itself.
+
+        Raises as the constructor does. Does nothing while a step is interrupted.
+        """
         known = {id(shard.parameter) for shard in self._state.shards}
         found = [shard for shard in trainable_shards(self.param_groups) if id(shard.parameter) not in known]
-        if not found:
+        if not found or self._stepper.interrupted:
             return
+        names = {shard.name for shard in self._state.shards}
+        for shard in found:
+            if shard.name in names:
+                raise ConfigError(
+                    f"another parameter had the name {shard.name} before, and names identify state: give the new one "
+                    f"another name, or make a new optimizer"
+                )
         specs = _specs(found, len(self._state.shards))
         plan = plan_memory(specs, self._tiers, measure_free(self._tiers.nvme), self._plan)
         self._extend(found, plan)
         self._plan = self._plan.joined_by(plan)
+
+    def _step(self, started: float) -> None:
+        self.adopt_unfrozen()
+        gradients = self._collect()
+        if self._stepper.interrupted:
+            self._stepper.resume(gradients, started)
+        else:
+            factor = self._checked_factor(gradients)
+            self._stepper.run(gradients, self._scalars(gradients, factor), started)
+        torch.autograd.graph.increment_version([self._state.shards[i].parameter for i in gradients.touched()])
+
+    def _collect(self) -> Gradients:
+        """Collect the gradients of the parameters that are in a param group now."""
+        present = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        return collect(self._state.shards, present)
+
+    def _require_open(self) -> None:
+        if not self._close.alive:
+            raise ConfigError("this optimizer was closed and its state is gone: make a new one")
+        if os.getpid() != self._process:
+            raise ConfigError("this optimizer belongs to the process that made it: make one in the forked process")
+
+    def _forget_scaler(self) -> None:
+        """Drop what GradScaler has left for a step that failed; it sets them anew for each of its steps."""
+        for name in ("grad_scale", "found_inf"):
+            if hasattr(self, name):
+                delattr(self, name)
 
     def _skipped_by_scaler(self) -> bool:
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
@@ -231,35 +276,30 @@ class AdamW(torch.optim.Optimizer):
         self._clip = None
         return True
 
-    def _scalars(self, gradients: Gradients) -> list[Scalars | None]:
-        """Return every shard's numbers for this step, None where it has no gradient. Checks the gradients."""
-        factor = self._gradient_factor(gradients)
+    def _scalars(self, gradients: Gradients, factor: float) -> list[Scalars | None]:
+        """Return every shard's numbers for this step, None where it has no gradient."""
+        for group in self.param_groups:
+            check_hyperparameters(group)
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
         touched = set(gradients.touched())
         return [
-            self._shard_scalars(shard, self._state.steps[position] + 1, factor) if position in touched else None
+            _shard_scalars(groups[id(shard.parameter)], self._state.steps[position] + 1, factor)
+            if position in touched
+            else None
             for position, shard in enumerate(self._state.shards)
         ]
 
-    def _shard_scalars(self, shard: Shard, step: int, factor: float) -> Scalars:
-        group = self.param_groups[shard.group]
-        return scalars(
-            lr=float(group["lr"]),
-            betas=(float(group["betas"][0]), float(group["betas"][1])),
-            eps=float(group["eps"]),
-            weight_decay=float(group["weight_decay"]),
-            step=step,
-            grad_scale=factor,
-            maximize=bool(group["maximize"]),
-        )
+    def _checked_factor(self, gradients: Gradients) -> float:
+        """Return what every gradient is multiplied by: the clip factor and the inverse of the loss scale.
 
-    def _gradient_factor(self, gradients: Gradients) -> float:
-        """Return what every gradient is multiplied by: the clip factor and the inverse of the loss scale."""
+        Raises `GradientError` for NaN and inf.
+        """
         grad_scale: torch.Tensor | None = getattr(self, "grad_scale", None)
         unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
         if self._clip is None:
             check_finite(gradients, self._state.shards, self._kernel, self._threads)
             return unscale
-        if self._clip.fingerprint != gradients.fingerprint:
+        if self._clip.gradients.fingerprint != gradients.fingerprint:
             raise GradientError(
                 "the gradients have changed since clip_grad_norm_ measured them, so its factor does not fit: "
                 "call optimizer.clip_grad_norm_ last before step()"
@@ -269,30 +309,34 @@ class AdamW(torch.optim.Optimizer):
         return unscale * self._clip.factor
 
 
+def _shard_scalars(group: Mapping[str, Any], step: int, factor: float) -> Scalars:
+    return scalars(
+        lr=float(group["lr"]),
+        betas=(float(group["betas"][0]), float(group["betas"][1])),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        step=step,
+        grad_scale=factor,
+        maximize=bool(group["maximize"]),
+    )
+
+
+def _close_in(process: int, resources: ExitStack) -> None:
+    """Close what an optimizer holds; in a forked child nothing is its own, and the parent's files must stay."""
+    if os.getpid() == process:
+        resources.close()
+
+
 def _specs(shards: list[Shard], first: int) -> list[ShardSpec]:
     return [ShardSpec(first + i, shard.numel, shard.parameter.dtype, shard.group) for i, shard in enumerate(shards)]
 
 
 def _listed(params: Params) -> list[Any]:
+    if not isinstance(params, Iterable):
+        raise ConfigError(f"params is {params!r}: pass model.named_parameters()")
     if isinstance(params, torch.Tensor):
         raise ConfigError("params is a single tensor: pass model.parameters() or model.named_parameters()")
     listed: list[Any] = list(params)
     if not listed:
         raise ConfigError("params is empty: pass model.named_parameters() of a model that has parameters")
     return listed
-
-
-def _check_hyperparameters(group: dict[str, Any]) -> None:
-    beta1, beta2 = group["betas"]
-    limits = {
-        "lr": (group["lr"], 0 <= float(group["lr"]) < math.inf, "a number that is not negative"),
-        "betas": (group["betas"], 0 <= beta1 < 1 and 0 <= beta2 < 1, "two numbers from 0 to below 1"),
-        "eps": (group["eps"], 0 <= group["eps"] < math.inf, "a number that is not negative"),
-        "weight_decay": (group["weight_decay"], 0 <= group["weight_decay"] < math.inf, "a number not negative"),
-    }
-    for key, (value, sound, remedy) in limits.items():
-        if not sound:
-            raise ConfigError(f"{key}={value} is out of range: give {remedy}")
-    for key in ("amsgrad", "capturable", "differentiable"):
-        if group.get(key):
-            raise ConfigError(f"{key}=True is not supported by tierstep.AdamW: leave it out")

@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -107,13 +107,21 @@ class Pipeline:
         for position, processor in enumerate(processors):
             work = _Work(self._store, queue, processor, plan.keep, trace, on_updated, front=position == 0)
             lanes.append(self._threads.submit(self._guard, work, queue))
-        for lane in lanes:
-            lane.result()
+        self._await(lanes, queue)
         for subgroup, _ in queue.cold:
             self._store.put_back(subgroup, changed=False)
         self._settle(queue)
         if queue.failure is not None:
             raise queue.failure
+
+    def _await(self, lanes: Sequence[Future[None]], queue: _Queue) -> None:
+        """Wait until every lane has come to rest, also when the caller is interrupted (Ctrl-C): then they stop soon."""
+        try:
+            wait(lanes)
+        except BaseException as error:  # noqa: BLE001 - raised by run() when all is at rest
+            queue.fail(error)
+            self._store.slots.interrupt(interrupted=True)
+            wait(lanes)
 
     def close(self) -> None:
         """End the threads."""
@@ -121,7 +129,7 @@ class Pipeline:
 
     def _read(self, plan: StepPlan, queue: _Queue) -> None:
         try:
-            self._store.write_back(plan.evict)
+            self._store.write_back(plan.write_back)
             for subgroup in plan.cold:
                 queue.add_cold(subgroup, self._store.fetch(subgroup))
         except BaseException as error:  # noqa: BLE001 - carried to the thread that called run()
@@ -150,7 +158,7 @@ class _Work:
     store: Store
     queue: _Queue
     processor: Processor
-    keep: Iterable[int]
+    keep: frozenset[int]
     trace: Trace
     on_updated: Callable[[int], None]
     front: bool

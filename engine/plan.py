@@ -11,14 +11,14 @@ class StepPlan:
     """The order of one step.
 
     `cold` subgroups are read in this order, each as soon as a slot is free; the last ones, `keep`, stay in their
-    slots. `warm` subgroups lie in memory and are taken from both ends. `evict` are written back before all else:
+    slots. `warm` subgroups lie in memory and are taken from both ends. `write_back` are written back before all else:
     they sit in slots, and this step does not use them.
     """
 
     cold: tuple[int, ...]
     warm: tuple[int, ...]
     keep: frozenset[int]
-    evict: tuple[int, ...]
+    write_back: tuple[int, ...]
 
 
 def plan_step(
@@ -37,5 +37,5 @@ def plan_step(
         cold=tuple(cold),
         warm=tuple(sorted((i for i in ordered if homes[i] != "nvme"), key=lambda i: homes[i] != "device")),
         keep=frozenset(cold[max(0, len(cold) - slot_count) :]),
-        evict=tuple(sorted(here.difference(cold))),
+        write_back=tuple(sorted(here.difference(cold))),
     )

@@ -15,7 +15,7 @@ TRAINABLE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Shard:
-    """One trainable parameter. `group` is its position in `optimizer.param_groups`.
+    """One trainable parameter, as it was when the optimizer took it. `group` is its position in `param_groups`.
 
     Flat order is the logical (row-major) order of the elements, whatever the parameter's strides are.
     """
@@ -23,11 +23,18 @@ class Shard:
     name: str
     parameter: torch.Tensor
     group: int
+    numel: int
+    dtype: torch.dtype
 
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return self.parameter.numel()
+    def require_unchanged(self) -> None:
+        """Raise `ConfigError` when the parameter was converted, resized or moved since: its record does not fit."""
+        now = self.parameter
+        if (now.numel(), now.dtype, now.device.type) != (self.numel, self.dtype, "cpu"):
+            raise ConfigError(
+                f"parameter {self.name} had {self.numel} elements of {self.dtype} on the CPU when the optimizer was "
+                f"made and has {now.numel()} of {now.dtype} on {now.device} now: convert the model first, then make "
+                f"the optimizer"
+            )
 
     def weights(self, start: int, stop: int) -> torch.Tensor:
         """Return elements of the flat weights, 1-D and contiguous: a view where the strides allow it, else a copy."""
@@ -40,7 +47,8 @@ class Shard:
         """Write back what `weights` returned, where that was a copy; a view needs no writing back."""
         weight = self.parameter.detach()
         if not weight.is_contiguous():
-            weight.put_(torch.arange(start, stop, device=weight.device), values)
+            places = torch.unravel_index(torch.arange(start, stop, device=weight.device), weight.shape)
+            weight[places] = values
 
     def gradient(self) -> torch.Tensor | None:
         """Return the flat gradient, 1-D and contiguous (a view where the strides allow it); None when there is none.
@@ -64,18 +72,22 @@ def trainable_shards(param_groups: Sequence[Mapping[str, Any]]) -> Iterator[Shar
     """Yield the parameters of torch param groups that ask for gradients now, with their names.
 
     Parameters given without names are called `group0.param3` by their position, which is stable from run to run.
-    Raises `ConfigError` for a parameter that cannot be trained, and for two of one name.
+    Raises `ConfigError` for a parameter that cannot be trained, for one that is given twice, and for two of one name.
     """
-    taken: set[str] = set()
+    names_taken: set[str] = set()
+    given: set[int] = set()
     for group_index, group in enumerate(param_groups):
         names = group.get("param_names") or [f"group{group_index}.param{i}" for i in range(len(group["params"]))]
         for name, parameter in zip(names, group["params"], strict=True):
             if parameter.requires_grad:
                 _check_trainable(name, parameter)
-                if name in taken:
+                if name in names_taken:
                     raise ConfigError(f"two parameters have the name {name}: names identify state, make them differ")
-                taken.add(name)
-                yield Shard(name, parameter, group_index)
+                if id(parameter) in given:
+                    raise ConfigError(f"parameter {name} is given twice: give each parameter once")
+                names_taken.add(name)
+                given.add(id(parameter))
+                yield Shard(name, parameter, group_index, parameter.numel(), parameter.dtype)
 
 
 def _check_trainable(name: str, parameter: torch.Tensor) -> None:

@@ -25,27 +25,29 @@ class TrainingState:
     shards: list[Shard] = field(default_factory=list)
     subgroups: list[Subgroup] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    _slices: dict[int, list[tuple[int, Slice]]] = field(default_factory=dict, repr=False)
 
     def extend(self, shards: Sequence[Shard], subgroups: Sequence[Subgroup], homes: Sequence[str]) -> None:
         """Append parameters with their subgroups; their records start as zeros. Raises before anything is kept."""
         self.store.add([subgroup.layout for subgroup in subgroups], homes)
+        for index, subgroup in enumerate(subgroups, start=len(self.subgroups)):
+            for part in subgroup.slices:
+                self._slices.setdefault(part.shard, []).append((index, part))
         self.shards += shards
         self.subgroups += subgroups
         self.steps += [0] * len(shards)
 
     def slices_of(self, shard: int) -> list[tuple[int, Slice]]:
         """Return where a parameter's elements lie: (subgroup, slice) in the parameter's order."""
-        return [
-            (index, part)
-            for index, subgroup in enumerate(self.subgroups)
-            for part in subgroup.slices
-            if part.shard == shard
-        ]
+        return self._slices.get(shard, [])
 
     def gather(self, shard: int) -> dict[str, torch.Tensor]:
         """Return copies of a parameter's fields in its shape, on the CPU. Blocks; reads records where they are."""
         parameter = self.shards[shard].parameter
-        fields = {name: torch.empty(parameter.numel(), dtype=dtype) for name, dtype in record_fields(parameter.dtype)}
+        fields = {
+            name: torch.empty(parameter.numel(), dtype=dtype, device="cpu")
+            for name, dtype in record_fields(parameter.dtype)
+        }
         buffer = self.record_buffer()
         for index, part in self.slices_of(shard):
             record = self.store.read(index, buffer)

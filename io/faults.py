@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["allocate", "remove", "read", "write"]
+Kind = Literal["allocate", "remove", "link", "link_count", "read", "write"]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,9 @@ class MemoryBackend(IoBackend):
         with self._changed:
             present = self.files.get(path, bytearray())
             self._require_space(f"allocation of {nbytes} bytes for {path}", path, nbytes - len(present))
-            self.files[path] = present[:nbytes] + bytes(max(0, nbytes - len(present)))
+            file = self.files.setdefault(path, present)  # changed in place, for other names may lead to it
+            del file[nbytes:]
+            file.extend(bytes(nbytes - len(file)))
 
     def remove(self, path: Path) -> None:
         """See `IoBackend.remove`."""
@@ -65,12 +67,28 @@ class MemoryBackend(IoBackend):
             self.files.pop(path, None)
 
     def link(self, path: Path, target: Path) -> bool:
-        """See `IoBackend.link`: never possible, for no name in a file system can lead to memory."""
-        return False
+        """See `IoBackend.link`. Returns False for a `target` in a real directory."""
+        operation, fault = self._start("link", path)
+        words = f"link of {path} to {target}"
+        self._strike(operation, fault, words)
+        if target.parent.is_dir():
+            return False  # whoever looks there, such as the reader of a checkpoint, would find no file
+        with self._changed:
+            if path not in self.files:
+                raise transfer_error(words, target, _os_error(errno.ENOENT))
+            if target in self.files:
+                raise transfer_error(words, target, _os_error(errno.EEXIST))
+            self.files[target] = self.files[path]
+        return True
 
     def link_count(self, path: Path) -> int:
         """See `IoBackend.link_count`."""
-        return 1
+        operation, fault = self._start("link_count", path)
+        self._strike(operation, fault, f"look at {path}")
+        with self._changed:
+            if path not in self.files:
+                raise transfer_error(f"look at {path}", path, _os_error(errno.ENOENT))
+            return sum(file is self.files[path] for file in self.files.values())
 
     def submit(self, request: Request) -> Completion:
         """See `IoBackend.submit`."""
@@ -133,7 +151,7 @@ class MemoryBackend(IoBackend):
 
     def _read(self, request: Request, memory: memoryview) -> int:
         if request.path not in self.files:
-            raise transfer_error(request, request.path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+            raise transfer_error(request, request.path, _os_error(errno.ENOENT))
         found = self.files[request.path][request.offset : request.offset + memory.nbytes]
         memory[: len(found)] = found
         return len(found)
@@ -150,7 +168,12 @@ class MemoryBackend(IoBackend):
     def _require_space(self, words: str, path: Path, more_bytes: int) -> None:
         if self.capacity_bytes is None or more_bytes <= 0:
             return
-        free = self.capacity_bytes - sum(len(file) for file in self.files.values())
+        files = {id(file): file for file in self.files.values()}  # one of several names takes no space of its own
+        free = self.capacity_bytes - sum(map(len, files.values()))
         if more_bytes > free:
             message = f"{words} failed: {more_bytes} more bytes are needed and {free} are free; free some space"
             raise DiskFull(message, path=path, errno=errno.ENOSPC)
+
+
+def _os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))

@@ -87,10 +87,14 @@ class Completion:
         Raises `TransferTimeout` when it has not ended within `timeout_s` seconds of this call.
         """
         if not self._finished.wait(self.timeout_s):
-            message = f"{self.request} has not completed within {self.timeout_s:g} s; is the drive still there?"
-            raise TransferTimeout(message, path=self.request.path)
+            raise self.timeout()
         if self._error is not None:
             raise self._error
+
+    def timeout(self) -> TransferTimeout:
+        """Return the error that names this operation as one that takes too long."""
+        message = f"{self.request} has not completed within {self.timeout_s:g} s; is the drive still there?"
+        return TransferTimeout(message, path=self.request.path)
 
     def add_done_callback(self, callback: Callable[[Completion], None]) -> None:
         """Call `callback(self)` when the operation ends (at once if it has), on the thread that ends it.

@@ -15,14 +15,16 @@ class Freeze:
     """Some records as they were when this was made. One thread consumes them; the store calls `preserve`.
 
     A record is copied once: by the consumer when its turn comes, or before that by whoever is about to change it.
-    Thread A is about to update record 7, thread B (the consumer) is about to copy it: both go through the lock, the
-    first one copies, and A goes on only when that copy is whole. A waits for B only while all buffers are full, so
-    memory is bounded by `BUFFERS` records, and a drive that is too slow slows training instead of losing anything.
+    Thread A is about to update record 7, thread B (the consumer) is about to copy it: whoever is first marks it as
+    being copied, and A goes on only when that copy is whole. A waits for B, too, while all buffers are full, so memory
+    is bounded by `BUFFERS` records, and a drive that is too slow slows training instead of losing anything. The
+    buffers are freed when everything is consumed.
     """
 
     def __init__(self, indices: Iterable[int], nbytes: int, copy: Callable[[int, Slot], object]) -> None:
         self._copy = copy
         self._pending = dict.fromkeys(indices)
+        self._copying: set[int] = set()
         self._copied: deque[tuple[int, Slot]] = deque()
         count = min(BUFFERS, len(self._pending))
         pool = SlotPool(count, nbytes if count else 0)
@@ -34,9 +36,14 @@ class Freeze:
         if index not in self._pending:  # it stays in there until its copy is whole
             return
         with self._changed:
-            self._changed.wait_for(lambda: index not in self._pending or self._buffers)
-            if index in self._pending:
-                self._copied.append(self._copy_now(index))
+            self._changed.wait_for(lambda: index not in self._pending or self._can_copy(index))
+            if index not in self._pending:
+                return
+            buffer = self._begin(index)
+        self._copy_into(buffer, index)
+        with self._changed:
+            self._copied.append((index, buffer))
+            self._end(index)
 
     def preserve_all(self) -> None:
         """Copy everything that is still wanted, because it is about to vanish. Blocks until the consumer has it."""
@@ -52,27 +59,58 @@ class Freeze:
             try:
                 yield found
             finally:
-                self._take_back(found[1])
+                self._give_back(found[1])
+        self.close()
 
     def close(self) -> None:
-        """Give up what was not consumed: nobody waits for this any more."""
+        """Give up what was not consumed: nobody waits for this any more. Frees the memory."""
         with self._changed:
             self._pending.clear()
+            self._copied.clear()
+            self._buffers.clear()
             self._changed.notify_all()
 
     def _next(self) -> tuple[int, Slot] | None:
-        """Return a copy that waits, or make one; the consumer holds no buffer now, so there is one for it."""
+        """Return a copy that waits, or make one."""
         with self._changed:
+            self._changed.wait_for(lambda: self._copied or not self._pending or self._first() is not None)
             if self._copied:
                 return self._copied.popleft()
-            return self._copy_now(next(iter(self._pending))) if self._pending else None
+            index = self._first()
+            if index is None:
+                return None
+            buffer = self._begin(index)
+        self._copy_into(buffer, index)
+        with self._changed:
+            self._end(index)
+        return index, buffer
 
-    def _copy_now(self, index: int) -> tuple[int, Slot]:
-        self._copy(index, self._buffers[-1])
-        del self._pending[index]
-        return index, self._buffers.pop()
+    def _first(self) -> int | None:
+        return next((index for index in self._pending if self._can_copy(index)), None)
 
-    def _take_back(self, buffer: Slot) -> None:
+    def _can_copy(self, index: int) -> bool:
+        return bool(self._buffers) and index not in self._copying
+
+    def _begin(self, index: int) -> Slot:
+        self._copying.add(index)
+        return self._buffers.pop()
+
+    def _copy_into(self, buffer: Slot, index: int) -> None:
+        """Copy, with the lock free: others may copy other records meanwhile."""
+        try:
+            self._copy(index, buffer)
+        except BaseException:
+            with self._changed:
+                self._end(index)
+            self._give_back(buffer)
+            raise
+
+    def _end(self, index: int) -> None:
+        self._copying.discard(index)
+        self._pending.pop(index, None)
+        self._changed.notify_all()
+
+    def _give_back(self, buffer: Slot) -> None:
         with self._changed:
             self._buffers.append(buffer)
             self._changed.notify_all()

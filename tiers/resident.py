@@ -20,9 +20,8 @@ class ResidentTier:
     `name` is "host", or "device" for a model whose device is the CPU, where the hot tier is host memory too.
     """
 
-    def __init__(self, name: str, *, pin: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._pin = pin
         self._records: dict[int, torch.Tensor] = {}
 
     def reserve(self, sizes: Mapping[int, int]) -> None:
@@ -30,7 +29,7 @@ class ResidentTier:
         total = sum(align_up(nbytes, FIELD_ALIGNMENT_BYTES) for nbytes in sizes.values())
         if not total:
             return
-        arena = Arena(total, pin=self._pin)
+        arena = Arena(total)
         for index, nbytes in sizes.items():
             self._records[index] = arena.cut(nbytes, FIELD_ALIGNMENT_BYTES)[0]
 

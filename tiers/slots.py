@@ -13,18 +13,16 @@ from tierstep.io.buffers import PageBuffer
 
 
 class Arena:
-    """One block of host memory of exactly the asked size, cut from the front; pinned where CUDA is in use.
+    """One block of host memory of exactly the asked size, cut from the front.
 
-    torch's own pinned allocator rounds every allocation up to a power of two; an arena does not. The memory is zero
-    at first and takes no RAM until it is touched. It is freed when the last tensor cut from it is gone.
+    torch's allocator of pinned memory rounds every allocation up to a power of two; an arena does not. The memory is
+    zero at first and takes no RAM until it is touched. It is freed when the last tensor cut from it is gone.
     """
 
-    def __init__(self, nbytes: int, *, pin: bool = False) -> None:
+    def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self._buffer = PageBuffer(nbytes)
         self._used_bytes = 0
-        if pin:
-            _pin(self._buffer)
 
     def cut(self, nbytes: int, alignment_bytes: int = 64) -> tuple[torch.Tensor, memoryview]:
         """Return the next `nbytes` as a uint8 tensor and as a memoryview of the same bytes."""
@@ -34,13 +32,6 @@ class Arena:
         self._used_bytes = start + nbytes
         view = self._buffer.view[start : start + nbytes]
         return torch.frombuffer(view, dtype=torch.uint8), view
-
-
-def _pin(buffer: PageBuffer) -> None:
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    code = runtime.cudaHostRegister(buffer.address, buffer.nbytes, 0)
-    if int(code) != 0:
-        raise MemoryError(f"pinning {buffer.nbytes} bytes of host memory failed with CUDA error {int(code)}")
 
 
 @dataclass(frozen=True)
@@ -55,13 +46,13 @@ class Slot:
 class SlotPool:
     """A fixed number of equal slots. `acquire` blocks while all are taken: that is the pipeline's back-pressure."""
 
-    def __init__(self, count: int, nbytes: int, *, pin: bool = False) -> None:
+    def __init__(self, count: int, nbytes: int) -> None:
         if nbytes % ALIGNMENT_BYTES:
             raise ValueError(f"slots of {nbytes} bytes are not aligned for direct I/O")
         self.count = count
         self.slot_nbytes = nbytes
-        self._arena = Arena(count * nbytes, pin=pin) if count else None
-        self._free = [self._make(index) for index in range(count)]
+        arena = Arena(count * nbytes)
+        self._free = [Slot(index, *arena.cut(nbytes, alignment_bytes=1)) for index in range(count)]
         self._changed = threading.Condition()
         self._interrupted = False
 
@@ -77,11 +68,17 @@ class SlotPool:
 
     def acquire(self) -> Slot:
         """Take a free slot; block until there is one. Raises `StepInterrupted` while the pool is interrupted."""
+        while (slot := self.acquire_within(None)) is None:
+            pass
+        return slot
+
+    def acquire_within(self, seconds: float | None) -> Slot | None:
+        """Take a free slot; block until there is one, or return None after `seconds`. Raises as `acquire` does."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free or self._interrupted)
+            self._changed.wait_for(lambda: self._free or self._interrupted, seconds)
             if self._interrupted:
                 raise StepInterrupted("the step failed elsewhere; no further slot is given out")
-            return self._free.pop()
+            return self._free.pop() if self._free else None
 
     def release(self, slot: Slot) -> None:
         """Give a slot back."""
@@ -94,9 +91,3 @@ class SlotPool:
         with self._changed:
             self._interrupted = interrupted
             self._changed.notify_all()
-
-    def _make(self, index: int) -> Slot:
-        if self._arena is None:
-            raise ValueError("an empty pool has no slots")
-        tensor, memory = self._arena.cut(self.slot_nbytes, alignment_bytes=1)
-        return Slot(index, tensor, memory)

@@ -50,15 +50,21 @@ class _Entry:
     before: State = State.FRESH  # the state that put_back(changed=False) goes back to
     slot: Slot | None = None
     fetching: Completion | None = None
+    arrived: bool = False  # whether the slot has the newest bytes, or is still being filled
     checksum: str | None = None  # of the record's bytes in its file
     in_place: dict[str, torch.Tensor] | None = None  # the fields of a record that is worked on where it lives
 
+
+PATIENCE_S = 0.25  # how often someone who waits for a slot looks whether a transfer has timed out
 
 OnTransfer = Callable[[str, int, float, float, int], None]  # lane, record, start, end (perf_counter), bytes
 
 
 class Store:
-    """All records of one optimizer. Thread-safe; its lock is never held during I/O or while waiting for a slot."""
+    """All records of one optimizer. Its lock is never held during I/O or while waiting for a slot.
+
+    Any thread may call; of one record only one thread at a time, besides one reader: the consumer of a freeze.
+    """
 
     def __init__(self, tiers: Mapping[str, Tier], slots: SlotPool, on_transfer: OnTransfer) -> None:
         self._tiers = tiers
@@ -69,6 +75,7 @@ class Store:
         self._settled = threading.Condition(self._lock)
         self._failures: list[BaseException] = []
         self._stores: dict[int, Completion] = {}
+        self._under_way: dict[Completion, float] = {}  # every transfer, and when it began
         self._frozen = Freeze((), 0, self.read)
 
     def __len__(self) -> int:
@@ -77,7 +84,8 @@ class Store:
     def add(self, layouts: Sequence[RecordLayout], homes: Sequence[str]) -> None:
         """Append records, all fresh (all zero). Raises before anything is kept when a tier has no room."""
         first = len(self._entries)
-        for name, tier in self._tiers.items():
+        files_first = sorted(self._tiers.items(), key=lambda item: item[0] != "nvme")  # what may fail for want of space
+        for name, tier in files_first:
             tier.reserve({first + i: layouts[i].nbytes for i, home in enumerate(homes) if home == name})
         self._entries += [_Entry(layout, home) for layout, home in zip(layouts, homes, strict=True)]
 
@@ -122,10 +130,11 @@ class Store:
         self._await_store(index)
         with self._lock:
             entry.before, entry.state, entry.fetching = entry.state, State.FETCHING, None
+            entry.arrived = entry.slot is not None
         if entry.slot is not None or self._tiers[entry.home].view(index) is not None:
             return COMPLETED
         try:
-            entry.slot = self._slots.acquire()
+            entry.slot = self._acquire_slot()
             entry.fetching = self._start_read(index, entry, entry.slot)
         except BaseException:
             self._forget_fetch(entry)
@@ -140,6 +149,7 @@ class Store:
         entry = self._entries[index]
         if entry.slot is not None and entry.before is State.HOME:
             self._check(index, entry.slot)
+        entry.arrived = True
         self._frozen.preserve(index)
         with self._lock:
             entry.state = State.HELD
@@ -150,7 +160,7 @@ class Store:
         return entry.in_place
 
     def put_back(self, index: int, *, changed: bool, keep: bool = False) -> None:
-        """End the work on a fetched record. Never blocks on I/O.
+        """End the work on a fetched record. Does not wait for the transfer that this starts.
 
         A changed cold record is written to its file, or with `keep` stays in its slot; an unchanged one goes back to
         the state that it was fetched from.
@@ -192,12 +202,14 @@ class Store:
         Not during a step, except from a `Freeze`, which sees to it that nobody changes the record meanwhile.
         """
         entry = self._entries[index]
-        being_read = entry.state is State.FETCHING and entry.before is State.HOME
-        if entry.state is State.FRESH:
+        with self._lock:  # thread A (a step) may be fetching the record while thread B (a save) copies it
+            slot = entry.slot if entry.arrived else None
+            fresh = State.FRESH in (entry.state, entry.before if entry.state is State.FETCHING else entry.state)
+        if fresh:
             target.tensor[: entry.layout.padded_nbytes].zero_()
-        elif entry.slot is not None and not being_read:
+        elif slot is not None:
             nbytes = entry.layout.padded_nbytes
-            target.tensor[:nbytes].copy_(entry.slot.tensor[:nbytes])
+            target.tensor[:nbytes].copy_(slot.tensor[:nbytes])
         else:
             self._timed("read", index, self._tiers[entry.home].fetch(index, target)).wait()
             self._check(index, target)
@@ -206,6 +218,7 @@ class Store:
     def write(self, index: int, source: Slot) -> None:
         """Replace a record by the bytes in `source`. Blocks; not during a step."""
         entry = self._entries[index]
+        self._await_store(index)
         self._frozen.preserve(index)
         checksum = self._checksum(index, source)
         self._timed("write", index, self._tiers[entry.home].store(index, source)).wait()
@@ -227,11 +240,25 @@ class Store:
         Returns False, and changes nothing, where the record is not cold or the file cannot be linked.
         """
         entry = self._entries[index]
+        self._await_store(index)
         self._frozen.preserve(index)
         if not self._tiers[entry.home].adopt(index, source):
             return False
         self._settle_at_home(entry, checksum)
         return True
+
+    def reset(self, index: int) -> None:
+        """Make a record fresh again: all zero, without writing anything to a file. Not during a step."""
+        entry = self._entries[index]
+        if entry.state is State.FRESH:
+            return
+        self._await_store(index)
+        self._frozen.preserve(index)
+        in_place = self._tiers[entry.home].view(index)
+        if in_place is not None:
+            in_place.zero_()
+        self._settle_at_home(entry, None)
+        entry.state = State.FRESH
 
     def freeze(self, indices: Sequence[int]) -> Freeze:
         """Promise the present bytes of records to one consumer, whatever is done to them from now on.
@@ -254,6 +281,15 @@ class Store:
 
     # ---- the only places where slots change hands
 
+    def _acquire_slot(self) -> Slot:
+        """Take a slot; while all are taken, see to it that a drive that has stopped answering is an error."""
+        while (slot := self._slots.acquire_within(PATIENCE_S)) is None:
+            now = time.perf_counter()
+            for completion, start in list(self._under_way.items()):
+                if now - start > completion.timeout_s:
+                    raise completion.timeout()
+        return slot
+
     def _start_read(self, index: int, entry: _Entry, slot: Slot) -> Completion:
         if entry.before is State.FRESH:
             slot.tensor[: entry.layout.padded_nbytes].zero_()
@@ -262,13 +298,14 @@ class Store:
 
     def _forget_fetch(self, entry: _Entry) -> None:
         with self._lock:
-            slot, entry.slot, entry.state = entry.slot, None, entry.before
+            slot, entry.slot, entry.state, entry.arrived = entry.slot, None, entry.before, False
         if slot is None:
             return
         if entry.fetching is None:
             self._slots.release(slot)
         else:  # a read that timed out still owns its slot; the slot is free when the read has really ended
-            entry.fetching.add_done_callback(lambda _: self._slots.release(slot))
+            release = self._slots.release  # of the pool that the slot is from, whichever is in use then
+            entry.fetching.add_done_callback(lambda _: release(slot))
 
     def _start_write(self, index: int, entry: _Entry, slot: Slot) -> None:
         self._frozen.preserve(index)
@@ -291,6 +328,7 @@ class Store:
         with self._lock:
             if completion.error is None:
                 freed, entry.slot, entry.state, entry.checksum = entry.slot, None, State.HOME, checksum
+                entry.arrived = False
             else:
                 entry.state = State.RESIDENT
                 self._failures.append(completion.error)
@@ -313,6 +351,7 @@ class Store:
     def _settle_at_home(self, entry: _Entry, checksum: str | None) -> None:
         with self._lock:
             slot, entry.slot, entry.state, entry.checksum = entry.slot, None, State.HOME, checksum
+            entry.arrived = False
         if slot is not None:
             self._slots.release(slot)
 
@@ -342,5 +381,11 @@ class Store:
         nbytes = entry.layout.padded_nbytes
         if self._tiers[entry.home].view(index) is not None:
             return completion
-        completion.add_done_callback(lambda _: self._on_transfer(lane, index, start, time.perf_counter(), nbytes))
+
+        def ended(done: Completion) -> None:
+            self._under_way.pop(done, None)
+            self._on_transfer(lane, index, start, time.perf_counter(), nbytes)
+
+        self._under_way[completion] = start
+        completion.add_done_callback(ended)
         return completion

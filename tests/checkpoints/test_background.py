@@ -11,6 +11,7 @@ import torch
 
 import tierstep
 from tierstep import Tiers
+from tierstep.engine.checkpoint import PendingSave
 from tierstep.errors import DiskFull
 from tierstep.io.threads import ThreadBackend
 
@@ -69,6 +70,20 @@ def gate(monkeypatch):
     OwnGate.opened.set()
 
 
+@pytest.fixture
+def waited_for(gate, monkeypatch):
+    """Opens the gate when somebody waits for a save, and no sooner; lists the saves that were waited for."""
+    saves, wait = [], PendingSave.wait
+
+    def open_gate_and_wait(pending):
+        saves.append(pending)
+        gate.opened.set()
+        return wait(pending)
+
+    monkeypatch.setattr(PendingSave, "wait", open_gate_and_wait)
+    return saves
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_training_on_does_not_change_what_is_saved(tmp_path, layout):
     checkpoints = tierstep.Checkpoints(tmp_path / "checkpoints", keep=None)
@@ -118,14 +133,14 @@ def test_a_save_that_fails_raises_in_wait_and_leaves_older_checkpoints_and_train
         tierstep.verify_checkpoint(older)
 
 
-def test_a_second_save_waits_for_the_first(tmp_path, gate):
+def test_a_second_save_waits_for_the_first(tmp_path, waited_for):
     checkpoints = tierstep.Checkpoints(tmp_path / "checkpoints")
     parameters, optimizer = start(tmp_path / "nvme", "host")
     with optimizer:
         train(optimizer, parameters, 0, 1)
         first = checkpoints.save(1, optimizer=optimizer)
-        threading.Timer(0.05, gate.opened.set).start()
         second = checkpoints.save(2, optimizer=optimizer)
+        assert waited_for == [first]
         assert first.done()
         second.wait()
     assert [info.step for info in checkpoints.list()] == [1, 2]
@@ -168,15 +183,16 @@ def test_a_process_that_ends_without_waiting_completes_its_save(tmp_path):
     tierstep.verify_checkpoint(info.path)
 
 
-def test_restoring_waits_for_the_save_under_way(tmp_path, gate):
+def test_restoring_waits_for_the_save_under_way(tmp_path, waited_for):
     checkpoints = tierstep.Checkpoints(tmp_path / "checkpoints")
     parameters, optimizer = start(tmp_path / "nvme", "host")
     with optimizer:
         train(optimizer, parameters, 0, 1)
         expected = state_of(optimizer, parameters)
-        checkpoints.save(1, optimizer=optimizer, extra={"step": 1})
-        threading.Timer(0.05, gate.opened.set).start()
+        pending = checkpoints.save(1, optimizer=optimizer, extra={"step": 1})
         set_gradients(parameters, 1)
         optimizer.step()
+        assert waited_for == []
         assert checkpoints.restore(optimizer=optimizer) == {"step": 1}
+        assert waited_for == [pending]
         assert state_of(optimizer, parameters) == expected

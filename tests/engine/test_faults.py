@@ -1,6 +1,7 @@
 """I3 and I5: a step that fails at any transfer loses nothing and can be finished with the same bits."""
 
 import errno
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,10 +42,10 @@ def cold(tmp_path):
     return TIERS.model_copy(update={"nvme": (tmp_path,)})
 
 
-def train_with_retries(optimizer, parameters):
+def train_with_retries(optimizer, parameters, first=0):
     """Train, calling `step` again after each failure; return the errors."""
     errors = []
-    for step in range(STEPS):
+    for step in range(first, STEPS):
         set_gradients(parameters, step)
         optimizer.clip_grad_norm_(10.0)
         try:
@@ -70,6 +71,36 @@ def test_a_fault_at_every_operation_and_a_retry_give_the_same_bits(start, expect
             assert [error.errno for error in errors] == [errno.EIO]
             assert "record-" in str(errors[0])
             assert outcome(optimizer, parameters) == expected
+
+
+def link_slot_files(backend):
+    """Give every slot file a second name, as a checkpoint does; return these names and the bytes under them."""
+    kept = {Path("/in/memory") / f"kept-{path.name}": path for path in list(backend.files)}
+    assert all(backend.link(path, name) for name, path in kept.items())
+    return {name: bytes(backend.files[name]) for name in kept}
+
+
+def test_a_fault_at_every_operation_after_a_checkpoint_took_the_files(start, expected):
+    """The next store of a linked record allocates a new file, and that can fail too."""
+    optimizer, parameters, backend = start()
+    with optimizer:
+        train(optimizer, parameters, 0, 2)
+        link_slot_files(backend)
+        linked = len(backend.log)
+        train(optimizer, parameters, 2, STEPS)
+        operations = list(backend.log[linked:])
+    assert {operation.kind for operation in operations} == {"link_count", "allocate", "remove", "read", "write"}
+    for operation in operations:
+        optimizer, parameters, backend = start()
+        with optimizer:
+            train(optimizer, parameters, 0, 2)
+            kept = link_slot_files(backend)
+            backend.inject(Fail(errno.EIO), at=operation.index)
+            errors = train_with_retries(optimizer, parameters, 2)
+            assert [error.errno for error in errors] == [errno.EIO]
+            assert "record-" in str(errors[0])
+            assert outcome(optimizer, parameters) == expected
+        assert {name: backend.files[name] for name in kept} == kept  # also after close
 
 
 def test_an_interrupted_step_refuses_what_would_break_it(start, tmp_path):

@@ -17,12 +17,12 @@ def test_backwards_begins_with_what_the_last_step_left():
     plan = plan_step(HOMES, range(6), (3, 4), 2, backwards=True)
     assert plan.cold == (4, 3, 2)
     assert plan.keep == {3, 2}
-    assert plan.evict == ()
+    assert plan.write_back == ()
 
 
 def test_a_resident_that_the_step_does_not_touch_is_written_back():
     plan = plan_step(HOMES, (0, 2), (4,), 2, backwards=False)
-    assert plan.evict == (4,)
+    assert plan.write_back == (4,)
     assert plan.cold == (2,)
 
 
@@ -40,4 +40,4 @@ def test_every_touched_subgroup_is_planned_once_and_no_more_is_kept_than_slots(h
     assert sorted(plan.cold + plan.warm) == sorted(touched)
     assert len(plan.keep) <= slots
     assert plan.keep <= set(plan.cold)
-    assert set(plan.evict) == resident - touched
+    assert set(plan.write_back) == resident - touched

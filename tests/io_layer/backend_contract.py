@@ -1,5 +1,6 @@
 """What every I/O backend promises, as one suite that each of them subclasses."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -215,6 +216,54 @@ class BackendContract:
         backend.remove(directory / "record")
         backend.remove(directory / "record")
         assert not self.exists(backend, directory / "record")
+
+    def test_a_link_is_a_second_name_of_the_same_bytes(self, backend, directory):
+        first, second = directory / "first", directory / "second"
+        self.write(backend, first, 0, PATTERN[:5000])
+        assert backend.link_count(first) == 1
+        assert backend.link(first, second)
+        assert backend.link_count(first) == backend.link_count(second) == 2
+        assert self.read(backend, second, 0, 5000) == PATTERN[:5000]
+        self.write(backend, first, 1000, PATTERN[7000:8000])
+        changed = PATTERN[:1000] + PATTERN[7000:8000] + PATTERN[2000:5000]
+        assert self.read(backend, second, 0, 5000) == self.read(backend, first, 0, 5000) == changed
+
+    def test_resizing_a_file_resizes_it_under_every_name(self, backend, directory):
+        first, second = directory / "first", directory / "second"
+        self.write(backend, first, 0, PATTERN[:5000])
+        backend.link(first, second)
+        for nbytes in (3000, 9000):
+            backend.allocate(first, nbytes)
+            assert self.length(backend, first) == self.length(backend, second) == nbytes
+        assert backend.link_count(first) == 2
+
+    @pytest.mark.parametrize(("removed", "left"), [("first", "second"), ("second", "first")])
+    def test_removing_one_name_leaves_the_other(self, backend, directory, removed, left):
+        self.write(backend, directory / "first", 0, PATTERN[:5000])
+        backend.link(directory / "first", directory / "second")
+        backend.remove(directory / removed)
+        assert not self.exists(backend, directory / removed)
+        assert backend.link_count(directory / left) == 1
+        assert self.read(backend, directory / left, 0, 5000) == PATTERN[:5000]
+
+    def test_a_link_replaces_no_file(self, backend, directory):
+        first, second = directory / "first", directory / "second"
+        self.write(backend, first, 0, PATTERN[:5000])
+        self.write(backend, second, 0, PATTERN[5000:6000])
+        with pytest.raises(TransferError, match=f"link of {first} to {second}") as caught:
+            backend.link(first, second)
+        assert caught.value.errno == errno.EEXIST
+        assert self.read(backend, second, 0, 1000) == PATTERN[5000:6000]
+        assert backend.link_count(first) == backend.link_count(second) == 1
+
+    def test_a_missing_file_can_neither_be_linked_nor_counted(self, backend, directory):
+        with pytest.raises(TransferError, match="link of .*missing") as caught:
+            backend.link(directory / "missing", directory / "second")
+        assert caught.value.errno == errno.ENOENT
+        assert not self.exists(backend, directory / "second")
+        with pytest.raises(TransferError, match="missing") as caught:
+            backend.link_count(directory / "missing")
+        assert caught.value.errno == errno.ENOENT
 
     def test_an_unusable_request_is_refused_at_once(self, directory):
         with pytest.raises(ConfigError, match="negative"):
