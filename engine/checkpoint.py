@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import re
 import secrets
@@ -21,11 +22,14 @@ from tierstep.engine.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.restoring import restore_into, verify_files
 from tierstep.engine.saving import Snapshot, take_snapshot, write_checkpoint
-from tierstep.errors import ConfigError
+from tierstep.errors import CheckpointError, ConfigError
+from tierstep.io.directories import require_directory
 from tierstep.io.durable import fsync_directory
+from tierstep.io.failures import named_failures
 from tierstep.io.selection import open_backend
 
 NAME = re.compile(r"step-(\d{8,})(\.\d+)?")
+MAX_STEP = 1 << 60
 LOGGER = logging.getLogger("tierstep")
 SAVING, DELETING = ".saving-", ".deleting-"
 
@@ -47,6 +51,7 @@ class PendingSave:
         self._finish = finish
         self._path: Path | None = None
         self._error: BaseException | None = None
+        self.error_was_raised = False
         self._thread = threading.Thread(target=self._run, name="tierstep-save")
         self._thread.start()
 
@@ -54,10 +59,15 @@ class PendingSave:
         """Say whether the save has ended, well or badly. Never blocks."""
         return not self._thread.is_alive()
 
+    def join(self) -> None:
+        """Block until the save has ended, well or badly; raise nothing."""
+        self._thread.join()
+
     def wait(self) -> Path:
         """Block until the checkpoint is complete and return its path; raise what went wrong, as often as asked."""
-        self._thread.join()
+        self.join()
         if self._error is not None:
+            self.error_was_raised = True
             raise self._error
         if self._path is None:
             raise ValueError("a save ended without an outcome")
@@ -80,8 +90,8 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int | None = 3) -> None:
-        if keep is not None and keep < 1:
-            raise ConfigError(f"keep={keep}: keep at least 1 checkpoint, or give None to keep all")
+        if keep is not None and (not isinstance(keep, int) or keep < 1):
+            raise ConfigError(f"keep={keep}: keep at least 1 checkpoint, a whole number, or give None to keep all")
         self.directory = Path(directory)
         self.keep = keep
         self._last: PendingSave | None = None
@@ -106,14 +116,14 @@ class Checkpoints:
         Raises `ConfigError` for an `extra` that it cannot hold, and `DiskFull` when there is not enough space. When a
         save fails, the older checkpoints are as they were. Deletes what `keep` leaves out when the new one is complete.
         """
-        if step < 0:
-            raise ConfigError(f"step={step}: give the number of steps made, 0 or more")
+        step = _checked_step(step)
+        _check_kinds(model, optimizer, extra)
         self._await_last()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self._make_directory()
         with ExitStack() as resources:
             resources.enter_context(DirectoryLock(self.directory))
             self._remove_leftovers()
-            present = self.list()
+            present, _ = self._look()
             sequence = 1 + max((info.sequence for info in present), default=0)
             draft = self.directory / f"{SAVING}{step:08d}-{secrets.token_hex(4)}"
             draft.mkdir()
@@ -122,10 +132,13 @@ class Checkpoints:
             if snapshot.frozen is not None:
                 resources.callback(snapshot.frozen.close)
             rest = resources.pop_all()
-        self._last = PendingSave(lambda: self._finish(draft, snapshot, present, rest))
-        pending = self._last
+        with ExitStack() as unless_started:
+            unless_started.push(rest)
+            pending = PendingSave(lambda: self._finish(draft, snapshot, present, rest))
+            unless_started.pop_all()
+        self._last = pending
         if wait:
-            self._await_last()
+            pending.wait()
         return pending
 
     def restore(
@@ -141,22 +154,54 @@ class Checkpoints:
         may differ from those it was saved with. Raises `CheckpointCorrupt` or `CheckpointMismatch` before anything
         is changed; a damaged newest checkpoint is never passed over in silence.
         """
+        _check_kinds(model, optimizer, None)
         self._await_last()
         if path is None:
-            present = self.list()
-            if not present:
+            path = self._newest()
+            if path is None:
                 return None
-            path = present[-1].path
-        folder = Path(path)
+        folder = Path(path).resolve()
         return restore_into(folder, read_manifest(folder), model, optimizer)
 
     def list(self) -> tuple[CheckpointInfo, ...]:
-        """Return the complete checkpoints, oldest save first. Raises `CheckpointCorrupt` for a damaged manifest."""
-        if not self.directory.is_dir():
-            return ()
-        folders = [f for f in self.directory.iterdir() if NAME.fullmatch(f.name) and (f / MANIFEST_NAME).is_file()]
-        infos = (_describe(folder, read_manifest(folder)) for folder in folders)
-        return tuple(sorted(infos, key=lambda info: info.sequence))
+        """Return the complete checkpoints, oldest save first; those with a damaged manifest are left out and logged."""
+        present, damaged = self._look()
+        for error in damaged.values():
+            LOGGER.warning("%s", error)
+        return present
+
+    def _look(self) -> tuple[tuple[CheckpointInfo, ...], dict[Path, CheckpointError]]:
+        """Return the sound checkpoints, oldest save first, and what is wrong with the others."""
+        found, damaged = [], {}
+        for folder in self.directory.iterdir() if self.directory.is_dir() else ():
+            if not NAME.fullmatch(folder.name) or not (folder / MANIFEST_NAME).is_file():
+                continue
+            try:
+                found.append(_describe(folder, read_manifest(folder)))
+            except (CheckpointError, FileNotFoundError) as error:
+                if isinstance(error, CheckpointError) and folder.exists():  # else it was pruned a moment ago
+                    damaged[folder] = error
+        return tuple(sorted(found, key=lambda info: info.sequence)), damaged
+
+    def _newest(self) -> Path | None:
+        """Return the newest complete checkpoint; raise if a damaged one may be newer, going by its name."""
+        present, damaged = self._look()
+        for folder, error in damaged.items():
+            name = NAME.fullmatch(folder.name)
+            if not present or (name is not None and int(name[1]) >= present[-1].step):
+                raise error
+            LOGGER.warning("%s", error)
+        return present[-1].path if present else None
+
+    def _make_directory(self) -> None:
+        try:
+            missing = not self.directory.exists()
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if missing:
+                fsync_directory(self.directory.parent)
+        except OSError as error:
+            raise ConfigError(f"{self.directory} cannot hold checkpoints ({error}): give another directory") from error
+        require_directory(self.directory)
 
     def _finish(self, draft: Path, snapshot: Snapshot, older: Sequence[CheckpointInfo], resources: ExitStack) -> Path:
         """Write a snapshot, publish it, delete what is superfluous, and let go of the directory."""
@@ -168,8 +213,13 @@ class Checkpoints:
         return path
 
     def _await_last(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
+        """Wait for the last save; raise its error if nobody has been told of it yet."""
+        last = self._last
+        if last is None:
+            return
+        last.join()
+        self._last = None
+        if not last.error_was_raised:
             last.wait()
 
     def _publish(self, draft: Path, step: int) -> Path:
@@ -178,14 +228,20 @@ class Checkpoints:
         while path.exists():
             again += 1
             path = self.directory / f"step-{step:08d}.{again}"
-        draft.rename(path)
+        with named_failures(f"publication of {path}", path):
+            draft.rename(path)
         fsync_directory(self.directory)
         return path
 
     def _prune(self, older: Sequence[CheckpointInfo]) -> None:
         if self.keep is not None:
             for info in older[: max(0, len(older) + 1 - self.keep)]:
-                delete_checkpoint(info.path)
+                try:
+                    delete_checkpoint(info.path)
+                except FileNotFoundError:
+                    continue  # somebody has deleted it already
+                except OSError as error:  # the new checkpoint is complete all the same
+                    LOGGER.warning("the superfluous checkpoint %s was not deleted: %s", info.path, error)
 
     def _remove_leftovers(self) -> None:
         """Remove what a killed process left half-written or half-deleted; the lock says that nobody is at work."""
@@ -196,7 +252,7 @@ class Checkpoints:
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> CheckpointInfo:
     """Read every byte of a checkpoint and compare. Raises `CheckpointError` naming what is wrong. Blocks."""
-    folder = Path(path)
+    folder = Path(path).resolve()
     manifest = read_manifest(folder)
     verify_files(folder, manifest)
     return _describe(folder, manifest)
@@ -208,6 +264,26 @@ def delete_checkpoint(folder: Path) -> None:
     folder.rename(doomed)
     fsync_directory(folder.parent)
     shutil.rmtree(doomed)
+
+
+def _checked_step(step: object) -> int:
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
+        raise ConfigError(f"step={step!r}: give the number of steps made, a whole number from 0 on")
+    return number
+
+
+def _check_kinds(model: object, optimizer: object, extra: object) -> None:
+    for name, value, kind in (
+        ("model", model, torch.nn.Module),
+        ("optimizer", optimizer, AdamW),
+        ("extra", extra, Mapping),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name} is a {type(value).__name__}: give a {kind.__module__}.{kind.__qualname__}")
 
 
 def _describe(folder: Path, manifest: Manifest) -> CheckpointInfo:

@@ -30,7 +30,7 @@ class DirectoryLock:
         except BlockingIOError as error:
             os.close(descriptor)
             raise CheckpointError(
-                f"another process is saving into {self._path.parent}: wait for it, or use another directory"
+                f"{self._path.parent} is in use by another run or save: wait for it, or use another directory"
             ) from error
         self._descriptor = descriptor
         return self

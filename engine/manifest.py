@@ -21,7 +21,7 @@ FORMAT = "tierstep-checkpoint"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 1 << 30
-DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.int16)}
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32)}
 
 
 def _inside(path: str) -> str:
@@ -34,7 +34,7 @@ def _inside(path: str) -> str:
 FileName = Annotated[str, AfterValidator(_inside)]
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 60)]
-DtypeName = Literal["bfloat16", "float16", "float32", "int16"]
+DtypeName = Literal["bfloat16", "float16", "float32"]  # of weights
 
 
 class _Strict(BaseModel):
@@ -81,7 +81,7 @@ class SavedTensors(_Strict):
 class SavedOptimizer(_Strict):
     """Hyperparameters of the groups, and all parameters and records."""
 
-    groups: list[Any]
+    groups: list[dict[str, Any]]
     parameters: list[SavedParameter]
     records: list[SavedRecord]
 
@@ -92,9 +92,12 @@ class SavedOptimizer(_Strict):
             for part in record.slices:
                 if part.parameter not in saved or self.parameters[part.parameter].dtype != record.dtype:
                     raise ValueError("a slice names a parameter that is not there, or one of another dtype")
-                if part.offset + part.stop - part.start > record.numel:
-                    raise ValueError("a slice reaches beyond its record")
                 saved[part.parameter].append((part.start, part.stop))
+            places = sorted((part.offset, part.offset + part.stop - part.start) for part in record.slices)
+            if not _cover(places, record.numel):
+                raise ValueError("the slices of a record do not fill it once and in full")
+        if len({parameter.name for parameter in self.parameters}) < len(self.parameters):
+            raise ValueError("two parameters have one name")
         for index, parameter in enumerate(self.parameters):
             if not _cover(sorted(saved[index]), math.prod(parameter.shape)):
                 raise ValueError(f"the slices of {parameter.name} do not cover it once and in full")
@@ -122,8 +125,8 @@ class Manifest(_Strict):
     model: SavedTensors | None
     tied: dict[str, str]
     tensors: SavedTensors | None
-    rng: Any
-    extra: Any
+    rng: dict[str, Any]
+    extra: dict[str, Any]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -10,8 +10,10 @@ from tierstep.configs.schema import Tiers
 from tierstep.configs.sizes import format_bytes
 from tierstep.engine.subgroups import ShardSpec, Subgroup, cut
 from tierstep.errors import BudgetError
+from tierstep.io.directories import require_directory
+from tierstep.io.failures import free_bytes
 from tierstep.tiers.memory import available_bytes
-from tierstep.tiers.placement import Budgets, Placement, place
+from tierstep.tiers.placement import Budgets, place
 
 AUTOMATIC_RAM_SHARE = 0.8  # of the memory that is free now; the rest is for gradients, activations and other programs
 TIERS = ("device", "host", "nvme")
@@ -90,10 +92,8 @@ class MemoryPlan:
 
 
 def measure_free(directories: Sequence[Path]) -> FreeBytes:
-    """Ask the system what is free now."""
-    from tierstep.io.directories import probe_directory
-
-    return FreeBytes(available_bytes(), tuple(probe_directory(path).free_bytes for path in directories))
+    """Ask the system what is free now. Raises `ConfigError` for a directory that is missing or not writable."""
+    return FreeBytes(available_bytes(), tuple(free_bytes(require_directory(path)) for path in directories))
 
 
 def plan_memory(
@@ -107,22 +107,18 @@ def plan_memory(
     subgroups = cut(specs, tiers.subgroup)
     sizes = [subgroup.layout.nbytes for subgroup in subgroups]
     padded = [subgroup.layout.padded_nbytes for subgroup in subgroups]
-    placement = place(sizes, padded, _budgets(tiers, free, present), tiers.slots)
+    slots = (0, 0) if present is None else (present.slot_count, present.slot_nbytes)
+    placement = place(sizes, padded, _budgets(tiers, free, present), tiers.slots, slots)
     plan = MemoryPlan(
         tuple(subgroups),
         placement.homes,
-        *_slots(placement, present),
+        placement.slot_count,
+        placement.slot_nbytes,
         numel=sum(spec.numel for spec in specs),
         weight_bytes=sum(spec.numel * spec.dtype.itemsize for spec in specs),
     )
     _check_memory(plan, free)
     return plan
-
-
-def _slots(placement: Placement, present: MemoryPlan | None) -> tuple[int, int]:
-    if present is None or not present.slot_count:
-        return placement.slot_count, placement.slot_nbytes
-    return max(present.slot_count, placement.slot_count), max(present.slot_nbytes, placement.slot_nbytes)
 
 
 def _budgets(tiers: Tiers, free: FreeBytes, present: MemoryPlan | None) -> Budgets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,16 @@ from tierstep.engine.adamw.fields import record_fields
 from tierstep.engine.extras import decode
 from tierstep.engine.manifest import DTYPES, Manifest, SavedOptimizer, SavedRecord, SavedSlice, SavedTensors
 from tierstep.engine.optimizer import AdamW
-from tierstep.engine.rng import set_rng_states
+from tierstep.engine.rng import rng_states, set_rng_states
+from tierstep.engine.state_dict import checked_group
 from tierstep.engine.tensor_file import read_tensors
 from tierstep.engine.training_state import TrainingState
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
+from tierstep.io.failures import named_failures
 from tierstep.tiers.record import RecordLayout, bytes_of
 
 READ_BYTES = 8 << 20
+MALFORMED = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)  # what odd values end in
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
@@ -43,17 +46,43 @@ def restore_into(
     tensors = {} if manifest.tensors is None else _read_tensors(folder, manifest.tensors)
     weights = _matched_weights(folder, manifest, model)
     if optimizer is not None:
+        optimizer.adopt_unfrozen()
         saved = _matched_optimizer(manifest, optimizer)
-        for record in saved.records:
-            if record.file is not None:
-                _verify_record(folder, record, manifest)
-    extra, rng = decode(manifest.extra, tensors), decode(manifest.rng, tensors)
+        groups = _checked_groups(folder, saved, optimizer)
+        for record in _records_with_files(manifest):
+            _verify_record(folder, record, manifest)
+    extra = _decoded(folder, manifest.extra, tensors)
+    _set_rng(folder, _decoded(folder, manifest.rng, tensors))
     for target, source in weights:
         target.copy_(source)
     if optimizer is not None:
-        _take_over(folder, saved, optimizer)
-    set_rng_states(rng)
-    return dict(extra)
+        _take_over(folder, saved, groups, optimizer)
+    return extra
+
+
+def _decoded(folder: Path, value: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    try:
+        found = decode(value, tensors)
+    except MALFORMED as error:
+        raise CheckpointCorrupt(f"{folder} holds values that no save wrote ({error!r})") from error
+    if not isinstance(found, dict):
+        raise CheckpointCorrupt(f"{folder} holds a {type(found).__name__} where a save wrote a dict")
+    return found
+
+
+def _set_rng(folder: Path, states: dict[str, Any]) -> None:
+    """Set the random states first of all, because that tells whether they are sound; undo it if they are not."""
+    before = rng_states()
+    try:
+        set_rng_states(states)
+    except MALFORMED as error:
+        set_rng_states(before)
+        raise CheckpointCorrupt(f"{folder} holds random states that no save wrote ({error!r})") from error
+
+
+def _checked_groups(folder: Path, saved: SavedOptimizer, optimizer: AdamW) -> list[dict[str, Any]]:
+    pairs = zip(optimizer.param_groups, saved.groups, strict=True)
+    return [checked_group(group, _decoded(folder, found, {})) for group, found in pairs]
 
 
 # ---- verifying
@@ -83,7 +112,7 @@ def _verify_record(folder: Path, record: SavedRecord, manifest: Manifest) -> Non
 
 def _regular_file(folder: Path, name: str) -> Path:
     path = folder / name
-    if path.is_symlink() or path.parent.is_symlink():
+    if any(part.is_symlink() for part in (path, *path.parents) if folder in part.parents):
         raise CheckpointCorrupt(f"{path} is a symbolic link, which no checkpoint of tierstep holds")
     return path
 
@@ -119,6 +148,8 @@ def _matched_weights(
     present = model.state_dict()
     _require_same_names("the model's tensors", set(present), set(saved), folder)
     for name, tensor in present.items():
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise CheckpointMismatch(f"{name} of the model is an expanded view, which cannot be written: clone it")
         if (tensor.shape, tensor.dtype) != (saved[name].shape, saved[name].dtype):
             raise CheckpointMismatch(
                 f"{name} is {tensor.dtype} {tuple(tensor.shape)} in the model but {saved[name].dtype} "
@@ -161,26 +192,32 @@ def _require_same_names(what: str, present: set[str], saved: set[str], where: ob
 # ---- taking over
 
 
-def _take_over(folder: Path, saved: SavedOptimizer, optimizer: AdamW) -> None:
+def _take_over(folder: Path, saved: SavedOptimizer, groups: Sequence[Mapping[str, Any]], optimizer: AdamW) -> None:
     state = optimizer.training_state
     source = _Source(folder, saved)
 
     def take_file(index: int) -> bool:
         """Use a saved file as it is, where it was cut and will be placed as this record is."""
         record = source.same_as(state, index)
-        if record is None or record.file is None or record.checksum is None:
+        if record is None:
             return False
+        if record.file is None or record.checksum is None:
+            state.store.reset(index)
+            return True
         return state.store.adopt(index, folder / record.file, record.checksum)
 
     def fill(index: int, fields: dict[str, torch.Tensor]) -> None:
         for part in state.subgroups[index].slices:
             source.copy_into(state.shards[part.shard].name, part.start, part.stop, part.offset, fields)
 
-    optimizer.stepper.replace_state(lambda: state.rewrite(fill, unless=take_file))
-    steps = {parameter.name: parameter.step for parameter in saved.parameters}
-    state.steps[:] = [steps[shard.name] for shard in state.shards]
-    for group, hyperparameters in zip(optimizer.param_groups, saved.groups, strict=True):
-        group.update(decode(hyperparameters, {}))
+    def replace() -> None:
+        state.rewrite(fill, unless=take_file)
+        steps = {parameter.name: parameter.step for parameter in saved.parameters}
+        state.steps[:] = [steps[shard.name] for shard in state.shards]
+        for group, hyperparameters in zip(optimizer.param_groups, groups, strict=True):
+            group.update(hyperparameters)
+
+    optimizer.stepper.replace_state(replace)
 
 
 @dataclass(frozen=True)
@@ -206,7 +243,7 @@ class _Source:
         wanted = [(state.shards[part.shard].name, part.start, part.stop, part.offset) for part in slices]
         first = self._parts.get(wanted[0][0], [])
         record = next((where.record for where in first if where.part.start == wanted[0][1]), None)
-        if record is None or record.nbytes != state.subgroups[index].layout.padded_nbytes:
+        if record is None or (record.file and record.nbytes != state.subgroups[index].layout.padded_nbytes):
             return None
         found = [(self._names[part.parameter], part.start, part.stop, part.offset) for part in record.slices]
         return record if found == wanted and record.numel == state.subgroups[index].numel else None
@@ -226,7 +263,7 @@ class _Source:
                 values.zero_()
             return
         path, layout = self._folder / record.file, _layout(record)
-        with path.open("rb", buffering=0) as file:
+        with named_failures(f"reading {path}", path), path.open("rb", buffering=0) as file:
             for name, values in fields.items():
                 _read_fully(
                     file.fileno(), bytes_of(values), layout.offsets[name] + element * values.element_size(), path

@@ -27,10 +27,10 @@ from tierstep.engine.rng import rng_states
 from tierstep.engine.subgroups import Subgroup
 from tierstep.engine.tensor_file import tensors_nbytes, write_tensors
 from tierstep.engine.training_state import TrainingState
-from tierstep.errors import DiskFull
+from tierstep.errors import ConfigError, DiskFull
 from tierstep.io.backend import IoBackend
-from tierstep.io.directories import probe_directory
 from tierstep.io.durable import fsync_directory, fsync_file
+from tierstep.io.failures import free_bytes
 from tierstep.io.requests import Write
 from tierstep.tiers.freeze import Freeze
 from tierstep.tiers.record import RecordLayout, checksum_of
@@ -74,20 +74,24 @@ def take_snapshot(
         optimizer.stepper.require_whole("save a checkpoint")
     tensors: dict[str, torch.Tensor] = {}
     rng, encoded = encode(rng_states(), tensors, "rng"), encode(dict(extra), tensors, "extra")
-    weights, tied = (None, {}) if model is None else _unique(model.state_dict())
+    weights, tied = (None, {}) if model is None else _unique(_tensors_of(model))
     (folder / RECORDS_FOLDER).mkdir()
     state = None if optimizer is None else optimizer.training_state
     linked = {} if state is None else _link_records(folder, state)
     to_copy = {} if state is None else _records_to_copy(state, linked)
-    _require_space(folder, sum(to_copy.values()) + tensors_nbytes(weights or {}) + tensors_nbytes(tensors))
+    in_new_files = 0 if state is None else sum(state.subgroups[index].layout.padded_nbytes for index in linked)
+    written = sum(to_copy.values()) + tensors_nbytes(weights or {}) + tensors_nbytes(tensors)
+    _require_space(folder, written, in_new_files)
+    copies = None if weights is None else _copies(weights), _copies(tensors)
+    description = None if optimizer is None else _describe_optimizer(optimizer)
     return Snapshot(
         *numbers,
-        weights=None if weights is None else _copies(weights),
+        weights=copies[0],
         tied=tied,
-        optimizer=None if optimizer is None else _describe_optimizer(optimizer),
+        optimizer=description,
         linked=linked,
-        frozen=None if state is None else state.store.freeze(list(to_copy)),
-        tensors=_copies(tensors),
+        frozen=None if state is None else state.store.freeze(list(to_copy)),  # last: it waits for its consumer
+        tensors=copies[1],
         rng=rng,
         extra=encoded,
     )
@@ -118,15 +122,29 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> No
     write_manifest(folder, manifest)
 
 
-def _require_space(folder: Path, nbytes: int) -> None:
-    """Raise `DiskFull`, with the numbers, when the file system of `folder` has no `nbytes` free."""
-    free = probe_directory(folder).free_bytes
-    if free < nbytes:
+def _require_space(folder: Path, written: int, in_new_files: int) -> None:
+    """Raise `DiskFull`, with the numbers, when the file system of `folder` has no room.
+
+    Linked records need none now, but the next step will store them into new files beside the linked ones.
+    """
+    free, needed = free_bytes(folder), written + in_new_files
+    if free < needed:
         raise DiskFull(
-            f"a checkpoint of {nbytes} bytes does not fit into {folder}, which has {free} bytes free: "
-            f"{nbytes - free} are missing; free some space or lower keep",
+            f"a checkpoint does not fit into {folder}: it writes {written} bytes, and training on takes another "
+            f"{in_new_files} beside the files that it links, but {free} are free and {needed - free} are missing; "
+            f"free some space or lower keep",
             path=folder,
         )
+
+
+def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    found = model.state_dict()
+    for name, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigError(
+                f"{name} in the model's state dict is a {type(value).__name__}: put what is no tensor into extra"
+            )
+    return dict(found)
 
 
 def _unique(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -185,7 +203,12 @@ def _with_files(optimizer: SavedOptimizer, checksums: Mapping[int, str]) -> Save
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+    """Return hyperparameters with numbers in place of one-element tensors."""
+
+    def number(value: Any) -> Any:  # noqa: ANN401
+        return float(value) if isinstance(value, torch.Tensor) else value
+
+    return {k: tuple(map(number, v)) if isinstance(v, (tuple, list)) else number(v) for k, v in group.items()}
 
 
 def _record_file(index: int) -> str:

@@ -17,6 +17,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from tierstep.errors import CheckpointCorrupt, ConfigError
+from tierstep.io.failures import named_failures
 from tierstep.tiers.record import bytes_of
 
 DTYPE_NAMES = {
@@ -41,7 +42,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     Takes memory for one tensor at a time, and only where it is not a contiguous tensor on the CPU.
     """
     checksums = {}
-    with path.open("xb") as file:
+    with named_failures(f"writing {path}", path), path.open("xb") as file:
         file.write(_header(tensors))
         for name, tensor in tensors.items():
             payload = _payload(tensor)
@@ -79,6 +80,8 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise ConfigError(f"tensor {name} is {tensor.dtype}, which a safetensors file cannot hold")
+        if name == "__metadata__" or not name.isprintable():
+            raise ConfigError(f"a tensor is named {name!r}, which a safetensors file cannot hold: rename it")
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": DTYPE_NAMES[tensor.dtype],

@@ -38,22 +38,30 @@ class Placement:
         return self.slot_count * self.slot_nbytes
 
 
-def place(sizes: Sequence[int], padded_sizes: Sequence[int], budgets: Budgets, slots: int | None = None) -> Placement:
+def place(
+    sizes: Sequence[int],
+    padded_sizes: Sequence[int],
+    budgets: Budgets,
+    slots: int | None = None,
+    present: tuple[int, int] = (0, 0),
+) -> Placement:
     """Fill the device tier first, then the host tier, then files; what is cold passes through slots in host memory.
 
     `sizes` are the records' bytes in memory, `padded_sizes` in a file. `slots` asks for a number of slots; None takes
-    up to eight, fewer where the host budget has no room for more. Raises `BudgetError` with the numbers.
+    up to eight, fewer where the host budget has no room for more. `present` are (number, bytes) of slots that are
+    there already, within the host budget, and may be enlarged. Raises `BudgetError` with the numbers.
     """
-    everything_warm = _fill(sizes, padded_sizes, budgets, slots_nbytes=0)
+    count, nbytes = present
+    everything_warm = _fill(sizes, padded_sizes, budgets, slots_nbytes=count * nbytes)
     if everything_warm is not None and "nvme" not in everything_warm:
-        return Placement(everything_warm, 0, 0)
-    return _place_with_slots(sizes, padded_sizes, budgets, slots)
+        return Placement(everything_warm, count, nbytes)
+    return _place_with_slots(sizes, padded_sizes, budgets, count or slots, nbytes)
 
 
 def _place_with_slots(
-    sizes: Sequence[int], padded_sizes: Sequence[int], budgets: Budgets, slots: int | None
+    sizes: Sequence[int], padded_sizes: Sequence[int], budgets: Budgets, slots: int | None, least_nbytes: int
 ) -> Placement:
-    slot_nbytes = max(padded_sizes, default=0)
+    slot_nbytes = max([least_nbytes, *padded_sizes])
     if budgets.nvme and budgets.host < slot_nbytes * (slots or 1):
         raise BudgetError(
             f"the ram budget of {budgets.host} bytes cannot hold {slots or 1} staging slot(s) of {slot_nbytes} bytes, "
@@ -65,6 +73,8 @@ def _place_with_slots(
     if homes is None:
         raise BudgetError(_refusal(sizes, budgets, count * slot_nbytes if budgets.nvme else 0))
     cold = [padded for padded, home in zip(padded_sizes, homes, strict=True) if home == "nvme"]
+    if least_nbytes:
+        return Placement(homes, count, max([least_nbytes, *cold]))
     return Placement(homes, min(count, len(cold)), max(cold, default=0))
 
 

@@ -73,14 +73,14 @@ def gate(monkeypatch):
 @pytest.fixture
 def waited_for(gate, monkeypatch):
     """Opens the gate when somebody waits for a save, and no sooner; lists the saves that were waited for."""
-    saves, wait = [], PendingSave.wait
+    saves, wait = [], PendingSave.join
 
-    def open_gate_and_wait(pending):
+    def open_gate_and_join(pending):
         saves.append(pending)
         gate.opened.set()
         return wait(pending)
 
-    monkeypatch.setattr(PendingSave, "wait", open_gate_and_wait)
+    monkeypatch.setattr(PendingSave, "join", open_gate_and_join)
     return saves
 
 
@@ -125,12 +125,25 @@ def test_a_save_that_fails_raises_in_wait_and_leaves_older_checkpoints_and_train
         for _ in range(2):
             with pytest.raises(tierstep.DiskFull, match="says the gate"):
                 pending.wait()
-        with pytest.raises(tierstep.DiskFull, match="says the gate"):  # whoever did not wait hears of it now
-            checkpoints.save(HALF + 2, optimizer=optimizer)
         gate.broken = False
         checkpoints.save(HALF + 2, optimizer=optimizer, wait=True)
         assert [info.step for info in checkpoints.list()] == [HALF, HALF + 2]
         tierstep.verify_checkpoint(older)
+
+
+def test_an_error_that_nobody_waited_for_is_raised_by_the_next_save_and_only_once(tmp_path, gate):
+    checkpoints = tierstep.Checkpoints(tmp_path / "checkpoints")
+    parameters, optimizer = start(tmp_path / "nvme", "host")
+    with optimizer:
+        train(optimizer, parameters, 0, 1)
+        gate.opened.set()
+        gate.broken = True
+        checkpoints.save(1, optimizer=optimizer).join()
+        gate.broken = False
+        with pytest.raises(tierstep.DiskFull, match="says the gate"):
+            checkpoints.save(2, optimizer=optimizer)
+        checkpoints.save(3, optimizer=optimizer, wait=True)
+    assert [info.step for info in checkpoints.list()] == [3]
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, waited_for):

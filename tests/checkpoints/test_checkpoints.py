@@ -332,7 +332,7 @@ def test_foreign_files_and_half_written_checkpoints_are_left_or_removed(tmp_path
 def test_two_savers_in_one_directory_are_refused(tmp_path):
     from tierstep.engine.directory_lock import DirectoryLock
 
-    with DirectoryLock(tmp_path), pytest.raises(tierstep.CheckpointError, match="another process is saving"):
+    with DirectoryLock(tmp_path), pytest.raises(tierstep.CheckpointError, match="in use by another run or save"):
         tierstep.Checkpoints(tmp_path).save(1)
 
 

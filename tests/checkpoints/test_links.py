@@ -109,7 +109,7 @@ def test_deleting_a_checkpoint_leaves_the_optimizer_its_state(tmp_path, checkpoi
         train(optimizer, parameters, 0, HALF)
         checkpoints.keep = 1
         for _ in range(3):
-            checkpoints.save(HALF, optimizer=optimizer)
+            checkpoints.save(HALF, optimizer=optimizer, wait=True)
         shutil.rmtree(checkpoints.directory)
         train(optimizer, parameters, HALF, END)
         assert outcome(optimizer, parameters) == expected

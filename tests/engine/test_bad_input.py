@@ -59,7 +59,7 @@ def test_a_budget_that_is_too_small_is_refused_with_numbers():
 def test_a_budget_beyond_the_machine_is_refused_before_allocation():
     huge = torch.nn.Parameter(torch.empty(1, dtype=torch.bfloat16).expand(1 << 42))
     with pytest.raises(tierstep.ConfigError, match="are free"):
-        tierstep.AdamW([("huge", huge)], tiers=Tiers(gpu=0, ram="500TiB"))
+        tierstep.AdamW([("huge", huge)], tiers=Tiers(gpu=0, ram="500TiB", subgroup="1TiB"))
 
 
 def test_a_missing_directory_is_refused(tmp_path):

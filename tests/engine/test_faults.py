@@ -103,6 +103,18 @@ def test_a_fault_at_every_operation_after_a_checkpoint_took_the_files(start, exp
         assert {name: backend.files[name] for name in kept} == kept  # also after close
 
 
+def test_a_checkpoint_of_files_in_memory_holds_copies_of_them(start, tmp_path):
+    """On the drive there is nothing that its records could be links to."""
+    optimizer, parameters, backend = start()
+    with optimizer:
+        train(optimizer, parameters, 0, 2)
+        path = tierstep.Checkpoints(tmp_path / "checkpoints").save(2, optimizer=optimizer).wait()
+        assert "link" in {operation.kind for operation in backend.log}
+        records = len(optimizer.plan.subgroups)
+    assert len(list((path / "records").iterdir())) == records
+    tierstep.verify_checkpoint(path)
+
+
 def test_an_interrupted_step_refuses_what_would_break_it(start, tmp_path):
     optimizer, parameters, backend = start()
     with optimizer:
