@@ -38,6 +38,11 @@ class Clip:
     norm: float
     factor: float
 
+    def is_of_former(self, gradients: Gradients) -> bool:
+        """Say whether none of the gradients that were measured is there any more: the clip was for a skipped step."""
+        measured = {place[0] for place in self.gradients.fingerprint if place is not None}
+        return not any(place is not None and place[0] in measured for place in gradients.fingerprint)
+
     @property
     def norm_is_finite(self) -> bool:
         """Whether the norm proves that every gradient is finite."""

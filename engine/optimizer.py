@@ -296,6 +296,8 @@ class AdamW(torch.optim.Optimizer):
         """
         grad_scale: torch.Tensor | None = getattr(self, "grad_scale", None)
         unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
+        if self._clip is not None and self._clip.is_of_former(gradients):
+            self._clip = None
         if self._clip is None:
             check_finite(gradients, self._state.shards, self._kernel, self._threads)
             return unscale

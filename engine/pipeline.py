@@ -46,6 +46,7 @@ class _Queue:
     cold: deque[tuple[int, Completion]] = field(default_factory=deque)
     reading: bool = True
     failure: BaseException | None = None
+    opened: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add_cold(self, subgroup: int, fetch: Completion) -> None:
@@ -103,24 +104,32 @@ class Pipeline:
         """
         queue = _Queue(deque(plan.warm))
         self._store.slots.interrupt(interrupted=False)
-        lanes: list[Future[None]] = [self._threads.submit(self._read, plan, queue)]
-        for position, processor in enumerate(processors):
-            work = _Work(self._store, queue, processor, plan.keep, trace, on_updated, front=position == 0)
-            lanes.append(self._threads.submit(self._guard, work, queue))
-        self._await(lanes, queue)
+        works = [
+            _Work(self._store, queue, processor, plan.keep, trace, on_updated, front=position == 0)
+            for position, processor in enumerate(processors)
+        ]
+        self._run_lanes(plan, queue, works)
         for subgroup, _ in queue.cold:
             self._store.put_back(subgroup, changed=False)
         self._settle(queue)
         if queue.failure is not None:
             raise queue.failure
 
-    def _await(self, lanes: Sequence[Future[None]], queue: _Queue) -> None:
-        """Wait until every lane has come to rest, also when the caller is interrupted (Ctrl-C): then they stop soon."""
+    def _run_lanes(self, plan: StepPlan, queue: _Queue, works: Sequence[_Work]) -> None:
+        """Start the lanes and return when all have come to rest, also when the caller is interrupted (Ctrl-C).
+
+        No lane begins before all are in the list: an interruption before that leaves nobody at work unseen.
+        """
+        lanes: list[Future[None]] = []
         try:
+            lanes.append(self._threads.submit(self._read, plan, queue))
+            lanes.extend(self._threads.submit(self._guard, work, queue) for work in works)
+            queue.opened.set()
             wait(lanes)
         except BaseException as error:  # noqa: BLE001 - raised by run() when all is at rest
             queue.fail(error)
             self._store.slots.interrupt(interrupted=True)
+            queue.opened.set()
             wait(lanes)
 
     def close(self) -> None:
@@ -128,9 +137,11 @@ class Pipeline:
         self._threads.shutdown()
 
     def _read(self, plan: StepPlan, queue: _Queue) -> None:
+        queue.opened.wait()
         try:
-            self._store.write_back(plan.write_back)
-            for subgroup in plan.cold:
+            if queue.failure is None:
+                self._store.write_back(plan.write_back)
+            for subgroup in plan.cold if queue.failure is None else ():
                 queue.add_cold(subgroup, self._store.fetch(subgroup))
         except BaseException as error:  # noqa: BLE001 - carried to the thread that called run()
             queue.fail(error)
@@ -138,6 +149,7 @@ class Pipeline:
             queue.end_reading()
 
     def _guard(self, work: _Work, queue: _Queue) -> None:
+        queue.opened.wait()
         try:
             work.run()
         except BaseException as error:  # noqa: BLE001 - carried to the thread that called run()

@@ -45,9 +45,7 @@ class StateView(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
         return any(parameter is known for known in self)
 
 
-def load_state(
-    optimizer: torch.optim.Optimizer, state: TrainingState, stepper: Stepper, given: Mapping[str, Any]
-) -> None:
+def load_state(optimizer: torch.optim.Optimizer, state: TrainingState, stepper: Stepper, given: dict[str, Any]) -> None:
     """Check a state dict in torch's layout against the optimizer, then take it over. See `AdamW.load_state_dict`."""
     for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
         replaced = hook(optimizer, given)
@@ -75,8 +73,8 @@ def load_state(
             group.update(saved)
 
     stepper.replace_state(replace)
-    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
-        hook(optimizer)
+    for after in optimizer._optimizer_load_state_dict_post_hooks.values():
+        after(optimizer)
 
 
 def checked_group(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

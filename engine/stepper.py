@@ -22,6 +22,7 @@ class OpenStep:
     """A step under way: its numbers are fixed when it begins, so finishing it later gives the same bits."""
 
     update: Update
+    steps_after: list[int]
     remaining: set[int] = field(default_factory=set)
 
 
@@ -49,7 +50,9 @@ class Stepper:
         """Begin a step and finish it. `started` is when the caller began to work on it (perf_counter)."""
         self.require_whole("make a step")
         update = Update(self._state.shards, self._state.subgroups, gradients, scalars)
-        self._open = OpenStep(update, set(update.touched_subgroups()))
+        touched = set(gradients.touched())
+        steps_after = [step + (position in touched) for position, step in enumerate(self._state.steps)]
+        self._open = OpenStep(update, steps_after, set(update.touched_subgroups()))
         self._log.trace = Trace()
         self._finish(self._open, started)
 
@@ -104,8 +107,7 @@ class Stepper:
         self._ended = ended
 
     def _commit(self, step: OpenStep) -> None:
-        for shard in step.update.gradients.touched():
-            self._state.steps[shard] += 1
+        self._state.steps[:] = step.steps_after  # the same if it is done twice, after an interruption right here
         self._backwards = not self._backwards
         self._open = None
 

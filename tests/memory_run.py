@@ -41,7 +41,7 @@ def main() -> None:
     for step in range(steps):
         optimizer.step()
         if saves and step % (steps // saves) == 0:
-            checkpoints.save(step, optimizer=optimizer)
+            checkpoints.save(step, optimizer=optimizer, wait=True)
         samples.append((status("VmRSS"), len(os.listdir("/proc/self/fd"))))
     after = io_bytes()
     print(

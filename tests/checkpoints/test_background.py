@@ -76,7 +76,8 @@ def waited_for(gate, monkeypatch):
     saves, wait = [], PendingSave.join
 
     def open_gate_and_join(pending):
-        saves.append(pending)
+        if pending not in saves:
+            saves.append(pending)
         gate.opened.set()
         return wait(pending)
 
