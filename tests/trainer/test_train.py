@@ -217,7 +217,7 @@ def test_a_checkpoint_of_somebody_elses_loop_is_refused(tmp_path):
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     class StartAnother(Silent):
         def on_start(self, start):
-            with pytest.raises(CheckpointError, match="another process is"):
+            with pytest.raises(CheckpointError, match="in use by another run or save"):
                 train(tiny_config(tmp_path), observer=Silent())
 
     train(tiny_config(tmp_path, run__steps=1), observer=StartAnother())
