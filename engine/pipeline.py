@@ -28,14 +28,22 @@ from tierstep.tiers.store import Store
 
 
 class Processor(Protocol):
-    """Something that can update a subgroup: a lane's worker."""
+    """Something that can update subgroups: a lane's worker. Only that lane's thread calls it."""
 
     @property
     def lane(self) -> str:
         """The lane that its work counts for."""
 
-    def update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
-        """Update the subgroup's fields and weights. Blocks until they are final."""
+    @property
+    def depth(self) -> int:
+        """How many subgroups may be between `start` and the end of their updates, in order."""
+
+    def start(self, subgroup: int, fields: dict[str, torch.Tensor]) -> Callable[[], None]:
+        """Begin to update the subgroup's fields and weights; return what ends it.
+
+        That blocks until the fields are final, and the weights to whatever follows on the caller's stream. Neither is
+        changed when it raises.
+        """
 
 
 @dataclass
@@ -66,16 +74,21 @@ class _Queue:
                 self.failure = error
             self.changed.notify_all()
 
-    def take(self, *, front: bool) -> tuple[int, Completion | None] | None:
-        """Return the next subgroup for a lane (with the fetch to wait for, if cold); None when nothing is left."""
+    def take(self, *, front: bool, wait: bool) -> tuple[int, Completion | None] | None:
+        """Return the next subgroup for a lane (with the fetch to wait for, if cold); None when nothing is left.
+
+        Without `wait`, None as well when nothing is ready now.
+        """
         with self.changed:
             while self.failure is None:
-                if self.cold and (self.cold[0][1].done() or not self.warm):
+                if self.cold and self.cold[0][1].done():
                     return self.cold.popleft()
                 if self.warm:
                     return (self.warm.popleft() if front else self.warm.pop()), None
-                if not self.reading:
+                if not wait or not (self.reading or self.cold):
                     return None
+                if self.cold:
+                    return self.cold.popleft()
                 self.changed.wait()
             return None
 
@@ -174,28 +187,52 @@ class _Work:
     trace: Trace
     on_updated: Callable[[int], None]
     front: bool
+    under_way: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
 
     def run(self) -> None:
-        lane = self.processor.lane
-        while True:
-            waiting_since = time.perf_counter()
-            task = self.queue.take(front=self.front)
-            if task is None:
-                break
-            subgroup, fetch = task
-            self._update(subgroup, fetch or self.store.fetch(subgroup), waiting_since)
-        self.trace.add_stall(lane, time.perf_counter() - waiting_since)
+        """Keep `depth` subgroups under way until nothing is left; what was begun is ended, also after a failure."""
+        try:
+            while self._start_next():
+                if len(self.under_way) == self.processor.depth:
+                    self._end_oldest()
+        finally:
+            self._end_all()
 
-    def _update(self, subgroup: int, fetch: Completion, waiting_since: float) -> None:
-        changed = False
+    def _end_all(self) -> None:
+        try:
+            while self.under_way:
+                self._end_oldest()
+        finally:
+            if self.under_way:
+                self._end_all()
+
+    def _start_next(self) -> bool:
+        """Begin one more subgroup, or end one where there is nothing to begin yet; say whether there may be more."""
+        waiting_since = time.perf_counter()
+        task = self.queue.take(front=self.front, wait=not self.under_way)
+        if task is None and self.under_way:
+            self._end_oldest()
+            return True
+        if task is None:
+            self.trace.add_stall(self.processor.lane, time.perf_counter() - waiting_since)
+            return False
+        subgroup, fetch = task
+        fetch = fetch or self.store.fetch(subgroup)
         try:
             fetch.wait()
-            start = time.perf_counter()
-            self.trace.add_stall(self.processor.lane, start - waiting_since)
-            self.processor.update(subgroup, self.store.take(subgroup))
+            self.trace.add_stall(self.processor.lane, time.perf_counter() - waiting_since)
+            self.under_way.append((subgroup, self.processor.start(subgroup, self.store.take(subgroup))))
+        except BaseException:
+            self.store.put_back(subgroup, changed=False)
+            raise
+        return True
+
+    def _end_oldest(self) -> None:
+        subgroup, end = self.under_way.popleft()
+        changed = False
+        try:
+            end()
             changed = True
             self.on_updated(subgroup)
-            nbytes = self.store.layout(subgroup).nbytes
-            self.trace.add(self.processor.lane, subgroup, start, time.perf_counter(), nbytes)
         finally:
             self.store.put_back(subgroup, changed=changed, keep=subgroup in self.keep)

@@ -94,7 +94,8 @@ class Stepper:
         store, checked = self._state.store, time.perf_counter()
         plan = plan_step(store.homes(), step.remaining, store.resident(), store.slots.count, backwards=self._backwards)
         processors = [
-            CpuProcessor(lane, self._kernel, threads, step.update) for lane, threads in self._lane_threads.items()
+            CpuProcessor(lane, self._kernel, threads, step.update, self._log.trace)
+            for lane, threads in self._lane_threads.items()
         ]
         self._pipeline.run(plan, processors, self._log.trace, step.remaining.discard)
         self._commit(step)

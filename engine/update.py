@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,6 +15,7 @@ from tierstep.engine.adamw.piece import Piece
 from tierstep.engine.gradients import Gradients
 from tierstep.engine.shards import Shard
 from tierstep.engine.subgroups import Slice, Subgroup
+from tierstep.engine.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,24 @@ class Update:
 
 @dataclass(frozen=True)
 class CpuProcessor:
-    """Updates subgroups on `threads` CPU threads, in place in host memory."""
+    """Updates subgroups on `threads` CPU threads, in place in host memory, one at a time."""
 
     lane: str
     kernel: CpuKernel
     threads: int
     step: Update
+    trace: Trace
+    depth: int = 1
 
-    def update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
-        """Update the fields and the model's weights; blocks until both are final."""
+    def start(self, subgroup: int, fields: dict[str, torch.Tensor]) -> Callable[[], None]:
+        """See `Processor.start`."""
+        return partial(self._update, subgroup, fields)
+
+    def _update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
+        start = time.perf_counter()
         parts = self.step.pieces(subgroup)
         self.kernel.update([piece for _, piece in parts], fields, threads=self.threads)
         for part, piece in parts:
             self.step.shards[part.shard].put_weights(part.start, part.stop, piece.weight)
+        nbytes = self.step.subgroups[subgroup].layout.nbytes
+        self.trace.add(self.lane, subgroup, start, time.perf_counter(), nbytes)

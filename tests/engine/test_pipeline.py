@@ -29,14 +29,23 @@ FOLDER = Path("/in/memory")
 class Counter:
     """A processor that counts its visits in the record itself."""
 
-    def __init__(self, lane, barrier=None):
+    def __init__(self, lane, barrier=None, depth=1):
         self.lane = lane
         self.barrier = barrier
+        self.depth = depth
+        self.started = []
 
-    def update(self, subgroup, fields):
-        if self.barrier is not None:
-            self.barrier.wait(timeout=20)
-        fields["count"].add_(subgroup + 1)
+    def start(self, subgroup, fields):
+        self.started.append(subgroup)
+        assert len(self.started) <= self.depth
+
+        def end():
+            assert self.started.pop(0) == subgroup
+            if self.barrier is not None:
+                self.barrier.wait(timeout=20)
+            fields["count"].add_(subgroup + 1)
+
+        return end
 
 
 def open_store(homes, slots, backend):
@@ -59,12 +68,12 @@ def counts(store):
 
 
 @settings(max_examples=80, deadline=None)
-@given(data=st.data(), slots=st.integers(1, 4), lanes=st.integers(1, 2))
-def test_every_touched_subgroup_is_updated_once_a_step(data, slots, lanes):
+@given(data=st.data(), slots=st.integers(1, 4), depths=st.lists(st.integers(1, 3), min_size=1, max_size=2))
+def test_every_touched_subgroup_is_updated_once_a_step(data, slots, depths):
     homes = data.draw(st.lists(st.sampled_from(("device", "host", "nvme")), min_size=1, max_size=9))
     store = open_store(homes, slots, MemoryBackend())
-    pipeline = Pipeline(store, lanes)
-    processors = [Counter(lane) for lane in ("gpu", "cpu")[:lanes]]
+    pipeline = Pipeline(store, len(depths))
+    processors = [Counter(lane, depth=depth) for lane, depth in zip(("gpu", "cpu"), depths, strict=False)]
     expected = [0.0] * len(homes)
     for step in range(4):
         touched = data.draw(st.sets(st.sampled_from(range(len(homes)))))
@@ -77,13 +86,13 @@ def test_every_touched_subgroup_is_updated_once_a_step(data, slots, lanes):
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), slots=st.integers(1, 3), lanes=st.integers(1, 2))
-def test_a_failed_transfer_ends_the_step_and_the_rest_can_be_finished(data, slots, lanes):
+@given(data=st.data(), slots=st.integers(1, 3), lanes=st.integers(1, 2), depth=st.integers(1, 3))
+def test_a_failed_transfer_ends_the_step_and_the_rest_can_be_finished(data, slots, lanes, depth):
     homes = data.draw(st.lists(st.sampled_from(("host", "nvme")), min_size=2, max_size=8))
     backend = MemoryBackend()
     store = open_store(homes, slots, backend)
     pipeline = Pipeline(store, lanes)
-    processors = [Counter(lane) for lane in ("gpu", "cpu")[:lanes]]
+    processors = [Counter(lane, depth=depth) for lane in ("gpu", "cpu")[:lanes]]
     backend.inject(Fail(errno.EIO), at=len(backend.log) + data.draw(st.integers(0, 20)))
     for step in range(3):
         updated = []
@@ -109,7 +118,7 @@ def test_both_lanes_work_at_once():
 
 def test_an_error_of_a_processor_reaches_the_caller_and_gives_every_slot_back():
     class Broken(Counter):
-        def update(self, subgroup, fields):
+        def start(self, subgroup, fields):
             raise ZeroDivisionError
 
     store = open_store(["nvme"] * 5, 2, MemoryBackend())
