@@ -70,18 +70,25 @@ def train(
     model: ModelPath = None,
     out: Out = None,
     settings: Settings = None,
+    trace: Annotated[Path | None, typer.Option("--trace", metavar="DIR", help="Draw a step's timeline there.")] = None,
+    trace_steps: Annotated[
+        list[int] | None, typer.Option("--trace-step", metavar="N", help="Of these steps. Default: the last one.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the JSON line only.")] = False,
 ) -> None:
     """Train a model on text; the last line of the output is JSON."""
     config = _config(source, settings, model, {"run.steps": steps, "data.path": data, "run.output": out})
     from tierstep.json_values import result_values
+    from tierstep.observer import Together
     from tierstep.progress import ProgressBar, ProgressLines
     from tierstep.show import show_result
+    from tierstep.timelines import TimelineFiles
     from tierstep.train import train as run
 
     console = _console(quiet=quiet)
-    with (ProgressBar if console.is_terminal else ProgressLines)(console) as observer:
-        result = run(config, resume=resume, fresh=fresh, observer=observer)
+    observers = [] if trace is None else [TimelineFiles(trace, trace_steps or ())]
+    with (ProgressBar if console.is_terminal else ProgressLines)(console) as progress:
+        result = run(config, resume=resume, fresh=fresh, observer=Together(progress, *observers))
     show_result(console, result)
     _write_json(result_values(result))
     if result.stopped_by is not None:

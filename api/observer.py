@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tierstep.engine.planning import MemoryPlan
+from tierstep.engine.timeline import Timeline
 from tierstep.engine.trace import StepReport
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class StepEvent:
-    """A step was made, and saved where `checkpoint` says so."""
+    """A step was made, and saved where `checkpoint` says so. `timeline` has its forward and backward passes, too."""
 
     step: int
     loss: float
@@ -59,6 +60,7 @@ class StepEvent:
     tokens: int
     times: StepTimes
     report: StepReport
+    timeline: Timeline
     checkpoint: Path | None
 
 
@@ -73,6 +75,28 @@ class Observer(Protocol):
 
     def on_end(self, result: TrainResult) -> None:
         """The run has ended, by itself or by a signal; not called after an error."""
+
+
+class Together:
+    """An observer that hands everything to several, in turn."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def on_start(self, start: RunStart) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.on_start(start)
+
+    def on_step(self, event: StepEvent) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.on_step(event)
+
+    def on_end(self, result: TrainResult) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.on_end(result)
 
 
 class Silent:

@@ -15,6 +15,7 @@ from tierstep.configs.schema import TrainConfig
 from tierstep.data import TextData, open_data
 from tierstep.engine.checkpoint import CheckpointInfo
 from tierstep.engine.optimizer import AdamW
+from tierstep.engine.timeline import Event, Timeline
 from tierstep.engine.trace import StepReport
 from tierstep.identity import RunIdentity, identify, read_identity, require_same
 from tierstep.losses import LossLog
@@ -88,15 +89,19 @@ def param_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, 
     return [group for group in groups if group["params"]]
 
 
-def forward_backward(model: torch.nn.Module, data: TextData, step: int, micro_steps: int) -> float:
-    """Add the gradients of a step's micro-batches up; return their mean loss."""
-    total = 0.0
+def forward_backward(model: torch.nn.Module, data: TextData, step: int, micro_steps: int) -> tuple[float, list[Event]]:
+    """Add the gradients of a step's micro-batches up; return their mean loss, and when each pass began and ended."""
+    total, passes = 0.0, []
     for micro_step in range(micro_steps):
         tokens = data.batch(step, micro_step)
+        start = time.perf_counter()
         loss = model(input_ids=tokens, labels=tokens).loss / micro_steps
+        middle = time.perf_counter()
         loss.backward()
         total += loss.item()
-    return total
+        passes.append(Event("forward", micro_step, start, middle, 0))
+        passes.append(Event("backward", micro_step, middle, time.perf_counter(), 0))
+    return total, passes
 
 
 def _train(run: Run, done: int) -> TrainResult:
@@ -123,16 +128,17 @@ def _step(run: Run, step: int) -> StepEvent:
     lr = settings.optimizer.lr_at(step)
     for group in optimizer.param_groups:
         group["lr"] = lr
-    loss = forward_backward(run.model, run.data, step, settings.run.accumulation_steps)
+    loss, passes = forward_backward(run.model, run.data, step, settings.run.accumulation_steps)
     middle = time.perf_counter()
     norm = optimizer.clip_grad_norm_(settings.optimizer.clip_norm).item() if settings.optimizer.clip_norm else None
     optimizer.step()
     optimizer.zero_grad()
     update = time.perf_counter() - middle
     report = cast(StepReport, optimizer.report())  # a step was just made
+    timeline = cast(Timeline, optimizer.trace()).joined_by(passes)
     stall = max(report.stall_seconds.values())  # the lanes wait side by side
     times = StepTimes(middle - start, update - stall, stall)
-    return StepEvent(step, loss, lr, norm, _tokens_per_step(settings), times, report, checkpoint=None)
+    return StepEvent(step, loss, lr, norm, _tokens_per_step(settings), times, report, timeline, checkpoint=None)
 
 
 def _saved(run: Run, event: StepEvent, losses: LossLog) -> StepEvent:

@@ -22,6 +22,7 @@ from tierstep.engine.shards import Shard, trainable_shards
 from tierstep.engine.state_dict import StateView, load_state
 from tierstep.engine.stepper import Stepper
 from tierstep.engine.subgroups import ShardSpec
+from tierstep.engine.timeline import Timeline
 from tierstep.engine.trace import StepReport, TransferLog
 from tierstep.engine.training_state import TrainingState
 from tierstep.errors import ConfigError, GradientError
@@ -169,6 +170,10 @@ class AdamW(torch.optim.Optimizer):
     def report(self) -> StepReport | None:
         """Return what the last finished step did; None before the first."""
         return self._stepper.report
+
+    def trace(self) -> Timeline | None:
+        """Return what every lane did in the last finished step, to be saved or drawn; None before the first."""
+        return self._stepper.timeline
 
     def moved_bytes(self) -> dict[str, int]:
         """Return the slot-file bytes read and written since construction: {"read": …, "write": …}."""

@@ -11,6 +11,7 @@ from tierstep.engine.adamw.kernels import CpuKernel
 from tierstep.engine.gradients import Gradients
 from tierstep.engine.pipeline import Pipeline
 from tierstep.engine.plan import plan_step
+from tierstep.engine.timeline import Timeline
 from tierstep.engine.trace import StepReport, Trace, TransferLog
 from tierstep.engine.training_state import TrainingState
 from tierstep.engine.update import CpuProcessor, Update
@@ -40,6 +41,7 @@ class Stepper:
         self._log = log
         self._ended = 0.0
         self.report: StepReport | None = None
+        self.timeline: Timeline | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -105,6 +107,7 @@ class Stepper:
             check_seconds=checked - started,
             interval_seconds=ended - self._ended if self._ended else 0.0,
         )
+        self.timeline = self._log.trace.timeline()
         self._ended = ended
 
     def _commit(self, step: OpenStep) -> None:

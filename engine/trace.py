@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tierstep.engine.timeline import Event, Timeline, busy_seconds
+
 LANES = ("gpu", "cpu", "read", "write")
-
-
-@dataclass(frozen=True)
-class Event:
-    """One piece of work of a lane: on which subgroup, when (seconds, perf_counter) and how many bytes."""
-
-    lane: str
-    subgroup: int
-    start: float
-    end: float
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -75,15 +65,20 @@ class Trace:
     stalls: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, lane: str, subgroup: int, start: float, end: float, nbytes: int) -> None:
+    def add(self, lane: str, item: int, start: float, end: float, nbytes: int) -> None:
         """Record one piece of work."""
         with self._lock:
-            self.events.append(Event(lane, subgroup, start, end, nbytes))
+            self.events.append(Event(lane, item, start, end, nbytes))
 
     def add_stall(self, lane: str, seconds: float) -> None:
         """Record that a lane waited."""
         with self._lock:
             self.stalls[lane] = self.stalls.get(lane, 0.0) + seconds
+
+    def timeline(self) -> Timeline:
+        """Return what was recorded so far."""
+        with self._lock:
+            return Timeline(tuple(self.events))
 
     def report(self, *, seconds: float, check_seconds: float, interval_seconds: float) -> StepReport:
         """Sum up."""
@@ -97,19 +92,10 @@ class Trace:
                 for lane, events in by_lane.items()
             },
             stall_seconds=stalls,
-            updated={lane: tuple(sorted(e.subgroup for e in by_lane[lane])) for lane in ("gpu", "cpu")},
+            updated={lane: tuple(sorted(e.item for e in by_lane[lane])) for lane in ("gpu", "cpu")},
             check_seconds=check_seconds,
             interval_seconds=interval_seconds,
         )
-
-
-def busy_seconds(events: Iterable[Event]) -> float:
-    """Return the time in which at least one of the events was under way."""
-    busy, reached = 0.0, float("-inf")
-    for event in sorted(events, key=lambda e: e.start):
-        busy += max(0.0, event.end - max(event.start, reached))
-        reached = max(reached, event.end)
-    return busy
 
 
 class TransferLog:

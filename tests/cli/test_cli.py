@@ -61,6 +61,25 @@ def test_train_takes_its_options_over_the_file(run, tmp_path):
     assert json.loads(stdout)["checkpoint"] == str(tmp_path / "there/checkpoints/step-00000001")
 
 
+@pytest.mark.parametrize(("asked", "drawn"), [([], [4]), (["--trace-step", 2, "--trace-step", 3], [2, 3])])
+def test_train_draws_the_timeline_of_the_last_step_or_of_those_asked_for(run, tmp_path, asked, drawn):
+    config, folder = write_config(tmp_path), tmp_path / "timelines/of this run"
+    assert run("train", config, "--steps", 4, "--quiet", "--trace", folder, *asked)[0] == 0
+    names = [f"step-{step:08d}.{kind}" for step in drawn for kind in ("json", "png")]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    events = json.loads((folder / names[0]).read_text())["traceEvents"]
+    passes = [event["name"] for event in events if event.get("cat") in ("forward", "backward")]
+    assert sorted(passes) == ["micro-batch 0", "micro-batch 0", "micro-batch 1", "micro-batch 1"]
+    assert {"read", "write"} <= {event.get("cat") for event in events}
+
+
+def test_a_place_where_no_timeline_can_be_kept_is_refused_before_the_run(run, tmp_path):
+    (tmp_path / "file").touch()
+    found = run("train", write_config(tmp_path), "--trace", tmp_path / "file")
+    assert_refused(found, "--trace", "cannot be made", "another folder")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_option_replaces_the_sizes_of_the_file(run, tmp_path):
     from transformers import LlamaConfig
 
