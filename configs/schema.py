@@ -75,7 +75,7 @@ class Tiers(Section):
     threads: Annotated[int, Field(ge=1)] | None = None
     """Threads of the update on the CPU. Default: as many as torch uses."""
 
-    backend: Literal["auto", "threads", "libaio"] = "auto"
+    backend: Literal["auto", "threads", "uring", "libaio"] = "auto"
     """Which I/O engine moves files. Default: the best that works here; `tierstep doctor` says which and why."""
 
     kernel: Literal["auto", "native", "reference"] = "auto"
@@ -92,7 +92,7 @@ class Tiers(Section):
             subgroup: int | str = ...,
             slots: int | None = None,
             threads: int | None = None,
-            backend: Literal["auto", "threads", "libaio"] = "auto",
+            backend: Literal["auto", "threads", "uring", "libaio"] = "auto",
             kernel: Literal["auto", "native", "reference"] = "auto",
         ) -> None: ...
 

@@ -20,16 +20,15 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 
 from tierstep.errors import ConfigError
 from tierstep.io.backend import DEFAULT_TIMEOUT_S
 from tierstep.io.buffers import PageBuffer
 from tierstep.io.extension import load_extension
-from tierstep.io.files import RequestFile
 from tierstep.io.guards import BLOCK_BYTES, PIECE_BYTES, AsTensor, GuardedHandle
-from tierstep.io.threads import ThreadBackend
+from tierstep.io.handles import HandleBackend
 
 HANDLES = 4
 """DeepSpeed waits for a handle as a whole, so each request under way needs one of its own."""
@@ -37,48 +36,24 @@ QUEUE_DEPTH = PIECE_BYTES // BLOCK_BYTES
 CONTEXTS_PER_HANDLE = 2
 
 
-class LibaioBackend(ThreadBackend):
+class LibaioBackend(HandleBackend):
     """Moves aligned spans through libaio, all else as `ThreadBackend` does. See `IoBackend` for what it promises.
 
-    `doubted_blocks` counts the blocks that libaio did not move for sure, and that were moved again. An explicit `close`
-    is needed: a handle that is alive when the interpreter ends may abort it (a program that forgets is helped out).
+    An explicit `close` is needed: a handle that is alive when the interpreter ends may abort it (a program that forgets
+    is helped out).
     """
 
     name = "libaio"
 
-    def __init__(self, handles: list[GuardedHandle], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        super().__init__(threads=len(handles), block_bytes=PIECE_BYTES, timeout_s=timeout_s)
-        self._handles = handles
-        self._free: SimpleQueue[GuardedHandle] = SimpleQueue()
-        for handle in handles:
-            self._free.put(handle)
-        self._pid = os.getpid()
+    def __init__(self, handles: Sequence[GuardedHandle], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        super().__init__(handles, piece_bytes=PIECE_BYTES, timeout_s=timeout_s)
         atexit.register(self.close)
 
-    @property
-    def doubted_blocks(self) -> int:
-        """Blocks moved a second time, by the reference backend's code."""
-        return sum(handle.doubted_blocks for handle in self._handles)
-
     def close(self) -> None:
-        """See `IoBackend.close`. In a forked child, which has no such threads, the handles are left alone."""
+        """See `IoBackend.close`."""
         super().close()
-        if os.getpid() != self._pid:
-            return
-        atexit.unregister(self.close)
-        for handle in self._handles:
-            handle.close()
-
-    def _move(self, file: RequestFile, start: int, stop: int) -> None:
-        first, last = file.direct_span(start, stop)
-        file.move_buffered(start, first)
-        if first < last:
-            handle = self._free.get()  # never waits: there are as many handles as threads
-            try:
-                handle.move(file, first, last)
-            finally:
-                self._free.put(handle)
-        file.move_buffered(last, stop)
+        if not self._inherited:
+            atexit.unregister(self.close)
 
 
 def open_libaio(

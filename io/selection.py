@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tierstep.errors import ConfigError
+from tierstep.io import extension, ring
 from tierstep.io.backend import DEFAULT_TIMEOUT_S, IoBackend
-from tierstep.io.extension import why_unavailable
 from tierstep.io.memory import MemoryBackend
 from tierstep.io.threads import DEFAULT_THREADS, ThreadBackend
+from tierstep.io.uring import open_uring
 
-BACKENDS = ("auto", "threads", "libaio", "memory")
+BACKENDS = ("auto", "threads", "uring", "libaio", "memory")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def open_backend(
     """
     if name in ("auto", "threads"):
         return ThreadBackend(threads=threads, timeout_s=timeout_s)
+    if name == "uring":
+        return open_uring(timeout_s=timeout_s)
     if name == "memory":
         return MemoryBackend(timeout_s=timeout_s)
     if name == "libaio":
@@ -50,9 +53,13 @@ def open_backend(
 
 def describe_backends() -> list[BackendStatus]:
     """Return the state of every backend. Imports nothing and compiles nothing."""
-    missing = why_unavailable()
     return [
         BackendStatus("threads", available=True, reason="always works; the default"),
-        BackendStatus("libaio", available=missing is None, reason=missing or "deepspeed's async_io extension is built"),
+        _status("uring", ring.why_unavailable(), "the kernel allows io_uring"),
+        _status("libaio", extension.why_unavailable(), "deepspeed's async_io extension is built"),
         BackendStatus("memory", available=True, reason="for tests: keeps files in memory"),
     ]
+
+
+def _status(name: str, missing: str | None, works: str) -> BackendStatus:
+    return BackendStatus(name, available=missing is None, reason=missing or works)

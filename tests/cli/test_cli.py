@@ -118,7 +118,15 @@ def test_plan_refuses_with_numbers(run, tmp_path):
 def test_doctor_says_what_is_here_and_why_not_the_rest(run, tmp_path):
     code, stdout, _ = run("doctor", tmp_path)
     assert code == 0
-    for words in ("torch", "native kernel", "I/O backend threads", "I/O backend libaio", "memory", "O_DIRECT"):
+    for words in (
+        "torch",
+        "native kernel",
+        "I/O backend threads",
+        "I/O backend uring",
+        "I/O backend libaio",
+        "memory",
+        "O_DIRECT",
+    ):
         assert words in stdout
     found = json.loads(run("doctor", tmp_path, "--json")[1])
     assert found["directories"][0]["path"] == str(tmp_path)

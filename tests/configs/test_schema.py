@@ -54,7 +54,7 @@ def test_a_budget_of_zero_switches_a_tier_off_while_another_is_left():
         ({"slots": "4"}, "slots", "'4'", "valid integer"),
         ({"threads": True}, "threads", "True", "valid integer"),
         ({"threads": 1.0}, "threads", "1.0", "valid integer"),
-        ({"backend": "uring"}, "backend", "'uring'", "'auto', 'threads' or 'libaio'"),
+        ({"backend": "spdk"}, "backend", "'spdk'", "'auto', 'threads', 'uring' or 'libaio'"),
         ({"kernel": "fast"}, "kernel", "'fast'", "'auto', 'native' or 'reference'"),
         ({"subgruop": 4096}, "unknown key 'subgruop'", "", "did you mean 'subgroup'"),
         ({"zzz": 4096}, "unknown key 'zzz'", "", "the keys here are gpu, ram, nvme"),

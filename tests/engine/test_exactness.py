@@ -10,6 +10,7 @@ import tierstep
 from tierstep import Tiers
 from tierstep.io.directories import BufferedFallbackWarning
 
+from machine import needs_uring
 from training_runs import OPTIONS, STATE_BYTES, make_parameters, outcome, run, set_gradients, train
 
 ENOUGH = 1 << 20
@@ -76,6 +77,11 @@ def test_a_file_system_without_o_direct(expected):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", BufferedFallbackWarning)
         assert run(everything_cold(folder)) == expected
+
+
+@needs_uring
+def test_the_uring_backend(expected, tmp_path):
+    assert run(everything_cold(tmp_path, backend="uring")) == expected
 
 
 @pytest.mark.libaio

@@ -9,6 +9,9 @@ from tierstep.errors import DiskFull
 from tierstep.io.durable import write_durably
 from tierstep.io.requests import Read, Write
 from tierstep.io.threads import ThreadBackend
+from tierstep.io.uring import open_uring
+
+from machine import needs_uring
 
 pytestmark = pytest.mark.filterwarnings("ignore::tierstep.io.directories.BufferedFallbackWarning")
 
@@ -41,8 +44,15 @@ def small_ext4(tmp_path):
     subprocess.run(["umount", str(directory)], check=True)
 
 
-def fill_and_go_on(directory, capacity_bytes):
-    with ThreadBackend(threads=2, block_bytes=1 << 18) as backend:
+@pytest.fixture(params=["threads", pytest.param("uring", marks=needs_uring)])
+def backend(request):
+    if request.param == "uring":
+        return open_uring(rings=2, depth=2, block_bytes=1 << 18)
+    return ThreadBackend(threads=2, block_bytes=1 << 18)
+
+
+def fill_and_go_on(backend, directory, capacity_bytes):
+    with backend:
         kept, data = directory / "kept", PATTERN[: capacity_bytes // 4]
         backend.allocate(kept, len(data))
         backend.submit(Write(kept, 0, aligned(data))).wait()
@@ -62,10 +72,10 @@ def fill_and_go_on(directory, capacity_bytes):
         backend.allocate(directory / "planned", len(data))
 
 
-def test_a_full_tmpfs_is_reported_and_loses_nothing(small_tmpfs):
-    fill_and_go_on(small_tmpfs, 1 << 20)
+def test_a_full_tmpfs_is_reported_and_loses_nothing(backend, small_tmpfs):
+    fill_and_go_on(backend, small_tmpfs, 1 << 20)
 
 
 @pytest.mark.slow
-def test_a_full_ext4_is_reported_and_loses_nothing(small_ext4):
-    fill_and_go_on(small_ext4, 32 << 20)
+def test_a_full_ext4_is_reported_and_loses_nothing(backend, small_ext4):
+    fill_and_go_on(backend, small_ext4, 32 << 20)

@@ -21,8 +21,8 @@ def test_backends_open_by_name(name, opened):
 
 
 def test_an_unknown_name_is_refused_with_the_valid_ones():
-    with pytest.raises(ConfigError, match="backend='uring' is unknown: use one of auto, threads, libaio, memory"):
-        open_backend("uring")
+    with pytest.raises(ConfigError, match="backend='spdk' is unknown: use one of auto, threads, uring, libaio, memory"):
+        open_backend("spdk")
 
 
 def test_libaio_needs_a_way_to_wrap_memory():
