@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
-from tierstep.engine.adamw.fields import record_fields
 from tierstep.engine.extras import decode
-from tierstep.engine.manifest import DTYPES, Manifest, SavedOptimizer, SavedRecord, SavedSlice, SavedTensors
+from tierstep.engine.manifest import DTYPES, Manifest, SavedOptimizer, SavedRecord, SavedTensors
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.rng import rng_states, set_rng_states
+from tierstep.engine.saved_state import SavedState, layout_of
 from tierstep.engine.state_dict import checked_group
 from tierstep.engine.tensor_file import read_tensors
-from tierstep.engine.training_state import TrainingState
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
-from tierstep.io.failures import named_failures
-from tierstep.tiers.record import RecordLayout, bytes_of
 
 READ_BYTES = 8 << 20
 MALFORMED = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)  # what odd values end in
@@ -95,7 +90,7 @@ def _records_with_files(manifest: Manifest) -> Iterator[SavedRecord]:
 
 def _verify_record(folder: Path, record: SavedRecord, manifest: Manifest) -> None:
     path = _regular_file(folder, str(record.file))
-    layout = _layout(record)
+    layout = layout_of(record)
     digest, nbytes = xxhash.xxh3_128(), 0
     try:
         with path.open("rb") as file:
@@ -126,10 +121,6 @@ def _holder(record: SavedRecord, path: Path, manifest: Manifest) -> str:
 
 def _read_tensors(folder: Path, part: SavedTensors) -> dict[str, torch.Tensor]:
     return read_tensors(_regular_file(folder, part.file), part.checksums)
-
-
-def _layout(record: SavedRecord) -> RecordLayout:
-    return RecordLayout(record.numel, record_fields(DTYPES[record.dtype]))
 
 
 # ---- matching
@@ -194,7 +185,7 @@ def _require_same_names(what: str, present: set[str], saved: set[str], where: ob
 
 def _take_over(folder: Path, saved: SavedOptimizer, groups: Sequence[Mapping[str, Any]], optimizer: AdamW) -> None:
     state = optimizer.training_state
-    source = _Source(folder, saved)
+    source = SavedState(folder, saved)
 
     def take_file(index: int) -> bool:
         """Use a saved file as it is, where it was cut and will be placed as this record is."""
@@ -218,61 +209,3 @@ def _take_over(folder: Path, saved: SavedOptimizer, groups: Sequence[Mapping[str
             group.update(hyperparameters)
 
     optimizer.stepper.replace_state(replace)
-
-
-@dataclass(frozen=True)
-class _Where:
-    record: SavedRecord
-    part: SavedSlice
-
-
-class _Source:
-    """Saved fields by parameter name and element range, however the checkpoint was cut into subgroups."""
-
-    def __init__(self, folder: Path, saved: SavedOptimizer) -> None:
-        self._folder = folder
-        self._names = [parameter.name for parameter in saved.parameters]
-        self._parts: dict[str, list[_Where]] = {}
-        for record in saved.records:
-            for part in record.slices:
-                self._parts.setdefault(self._names[part.parameter], []).append(_Where(record, part))
-
-    def same_as(self, state: TrainingState, index: int) -> SavedRecord | None:
-        """Return the saved record that holds exactly the elements of a subgroup, at the same places."""
-        slices = state.subgroups[index].slices
-        wanted = [(state.shards[part.shard].name, part.start, part.stop, part.offset) for part in slices]
-        first = self._parts.get(wanted[0][0], [])
-        record = next((where.record for where in first if where.part.start == wanted[0][1]), None)
-        if record is None or (record.file and record.nbytes != state.subgroups[index].layout.padded_nbytes):
-            return None
-        found = [(self._names[part.parameter], part.start, part.stop, part.offset) for part in record.slices]
-        return record if found == wanted and record.numel == state.subgroups[index].numel else None
-
-    def copy_into(self, name: str, start: int, stop: int, offset: int, fields: Mapping[str, torch.Tensor]) -> None:
-        """Fill elements `offset` on of each field with the saved elements `start` to `stop` of a parameter."""
-        for where in self._parts.get(name, []):
-            first, last = max(start, where.part.start), min(stop, where.part.stop)
-            if first < last:
-                begin = offset + first - start
-                here = {field: values[begin : begin + last - first] for field, values in fields.items()}
-                self._read(where.record, where.part.offset + first - where.part.start, here)
-
-    def _read(self, record: SavedRecord, element: int, fields: Mapping[str, torch.Tensor]) -> None:
-        if record.file is None:
-            for values in fields.values():
-                values.zero_()
-            return
-        path, layout = self._folder / record.file, _layout(record)
-        with named_failures(f"reading {path}", path), path.open("rb", buffering=0) as file:
-            for name, values in fields.items():
-                _read_fully(
-                    file.fileno(), bytes_of(values), layout.offsets[name] + element * values.element_size(), path
-                )
-
-
-def _read_fully(descriptor: int, target: memoryview, offset: int, path: Path) -> None:
-    while target.nbytes:
-        moved = os.preadv(descriptor, [target], offset)
-        if not moved:
-            raise CheckpointCorrupt(f"{path} became shorter while it was read: restore another checkpoint")
-        target, offset = target[moved:], offset + moved
