@@ -18,6 +18,7 @@ from tierstep.engine.checkpoint import CheckpointInfo, Checkpoints
 from tierstep.engine.directory_lock import DirectoryLock
 from tierstep.errors import ConfigError
 from tierstep.io.directories import require_directory
+from tierstep.io.durable import make_directories
 
 
 class RunFolder:
@@ -53,7 +54,7 @@ class RunFolder:
             if fresh and self._holds_a_run():
                 self._set_aside()
             for folder in (self.path, *self._own_nvme):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_directories(folder)
         except OSError as error:
             raise ConfigError(
                 f"[run] output = '{self.path}' cannot be made or renamed: {error.strerror}; choose another folder"

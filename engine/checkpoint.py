@@ -24,7 +24,7 @@ from tierstep.engine.restoring import restore_into, verify_files
 from tierstep.engine.saving import Snapshot, take_snapshot, write_checkpoint
 from tierstep.errors import CheckpointError, ConfigError
 from tierstep.io.directories import require_directory
-from tierstep.io.durable import fsync_directory
+from tierstep.io.durable import fsync_directory, make_directories
 from tierstep.io.failures import named_failures
 from tierstep.io.selection import open_backend
 
@@ -195,10 +195,7 @@ class Checkpoints:
 
     def _make_directory(self) -> None:
         try:
-            missing = not self.directory.exists()
-            self.directory.mkdir(parents=True, exist_ok=True)
-            if missing:
-                fsync_directory(self.directory.parent)
+            make_directories(self.directory)
         except OSError as error:
             raise ConfigError(f"{self.directory} cannot hold checkpoints ({error}): give another directory") from error
         require_directory(self.directory)

@@ -118,7 +118,6 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> No
         rng=snapshot.rng,
         extra=snapshot.extra,
     )
-    fsync_directory(folder)
     write_manifest(folder, manifest)
 
 

@@ -30,6 +30,15 @@ def fsync_directory(path: Path) -> None:
                 raise
 
 
+def make_directories(path: Path) -> None:
+    """Make `path` and whatever is missing above it; return when all of that is on the drive. Raises `TransferError`."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    with named_failures(f"making directory {path}", path):
+        path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        fsync_directory(folder.parent)
+
+
 def write_durably(path: Path, data: bytes | bytearray | memoryview) -> None:
     """Make `path` hold exactly `data`, at once: after a crash at any instant it holds the old bytes or the new.
 

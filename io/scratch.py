@@ -3,6 +3,9 @@
 Layout of `<directory>/tierstep-scratch-<random>/`: a file `owner.lock`, locked with flock for as long as the owner
 lives, and whatever the owner puts there. The kernel drops the lock however the owner ends, so a lock that can be taken
 means a dead owner, without guessing from process numbers (which are reused, and differ between containers).
+
+The lock file is there before anything else is, and goes last, on the drive as well (fsync): so whatever a crash or a
+power loss leaves of the directory either has the lock file or is empty, and is known for ours.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from types import TracebackType
 
 from tierstep.errors import ConfigError
 from tierstep.io.directories import require_directory
+from tierstep.io.durable import fsync_directory
 
 PREFIX = "tierstep-scratch-"
 LOCK_NAME = "owner.lock"
@@ -82,15 +86,21 @@ def remove_abandoned(parent: Path) -> list[Path]:
 def _try_make(path: Path) -> Scratch | None:
     """Make and lock a new directory; return None when a cleaner got in between.
 
-    Process A makes the directory, then the lock file, then takes the lock. Until the file exists, cleaner B takes the
-    directory for a foreign one. Between the file and the lock, B can take the lock first and removes what it must
-    think abandoned: A then finds the lock taken, or takes it on a file that has no name any more. Therefore A looks
-    at both and starts anew under another name; nothing is lost, since A had not put anything there yet.
+    Process A makes the directory, then the lock file, then takes the lock. Until the file exists, cleaner B can
+    remove the empty directory. Between the file and the lock, B can take the lock first and removes what it must
+    think abandoned: A then finds the directory gone, or the lock taken, or takes it on a file that has no name any
+    more. Therefore A looks at all three and starts anew under another name; nothing is lost, since A had not put
+    anything there yet.
     """
     path.mkdir(mode=0o700)
-    lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
     try:
         locked = _lock(lock)
+        if locked:
+            fsync_directory(path)
     except OSError:
         os.close(lock)
         _remove(path)
@@ -103,13 +113,15 @@ def _try_make(path: Path) -> Scratch | None:
 
 
 def _remove_if_abandoned(path: Path) -> bool:
-    """Remove `path` if it has a lock file and nobody holds the lock; say whether it was removed.
+    """Remove `path` if it is empty, or has a lock file and nobody holds the lock; say whether it was removed.
 
     One that cannot be removed is in nobody's way: it is left to whoever comes next.
     """
     try:
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # foreign, or gone, or another user's
+    except FileNotFoundError:
+        return _remove_if_empty(path)
+    except OSError:  # foreign, or another user's
         return False
     try:
         if not _lock(lock):
@@ -120,6 +132,15 @@ def _remove_if_abandoned(path: Path) -> bool:
         return False
     finally:
         os.close(lock)
+
+
+def _remove_if_empty(path: Path) -> bool:
+    """Remove what is left of a directory whose owner died before the lock file was there, or after it was gone."""
+    try:
+        path.rmdir()
+    except OSError:  # foreign, or gone
+        return False
+    return True
 
 
 def _lock(descriptor: int) -> bool:
@@ -140,5 +161,6 @@ def _remove(path: Path) -> None:
         return
     for name, is_directory in contents:
         shutil.rmtree(name) if is_directory else os.unlink(name)
+    fsync_directory(path)
     (path / LOCK_NAME).unlink(missing_ok=True)
     path.rmdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tierstep.errors import DiskFull, TransferError
-from tierstep.io.durable import fsync_directory, fsync_file, write_durably
+from tierstep.io.durable import fsync_directory, fsync_file, make_directories, write_durably
 
 REAL = {name: getattr(os, name) for name in ("write", "fsync", "rename", "replace")}
 
@@ -101,3 +101,18 @@ def test_a_failed_sync_is_reported(path, monkeypatch):
 def test_a_file_system_that_cannot_sync_directories_is_accepted(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", refuse(errno.EINVAL))
     fsync_directory(path.parent)
+
+
+def test_every_directory_that_is_made_is_synced_into_the_one_above_it(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+    make_directories(tmp_path / "a" / "b" / "c")
+    assert sorted(synced) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    make_directories(tmp_path / "a" / "b" / "c")
+    assert len(synced) == 3
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_with_its_path(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(TransferError, match=r"making directory .*file/folder failed: Not a directory"):
+        make_directories(tmp_path / "file" / "folder")

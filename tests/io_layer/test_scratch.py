@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,27 @@ def test_links_inside_an_abandoned_directory_are_removed_and_not_followed(tmp_pa
     (path / "link").symlink_to(precious)
     assert remove_abandoned(tmp_path) == [path]
     assert (precious / "file").exists()
+
+
+def test_the_empty_directory_of_a_starter_that_was_killed_before_its_lock_file_is_removed(tmp_path):
+    (tmp_path / f"{PREFIX}dead").mkdir()
+    assert remove_abandoned(tmp_path) == [tmp_path / f"{PREFIX}dead"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cleaner_that_comes_before_the_lock_file_makes_the_starter_begin_anew(tmp_path, monkeypatch):
+    real, removed = Path.mkdir, []
+
+    def mkdir(path, *arguments, **options):
+        real(path, *arguments, **options)
+        if not removed:
+            removed.extend(remove_abandoned(tmp_path))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with open_scratch(tmp_path) as scratch:
+        assert list(tmp_path.iterdir()) == [scratch.path]
+        assert removed != [scratch.path]
+        assert len(removed) == 1
 
 
 def test_a_cleaner_that_takes_the_lock_first_makes_the_starter_begin_anew(tmp_path, monkeypatch):
