@@ -61,10 +61,11 @@ def _step_table(result: Mapping[str, Any]) -> str:
     if "nvme" in result:
         nvme = result["nvme"]["seconds"]
         bare = min(median(samples) for name, samples in nvme.items() if name.startswith("bare bytes"))
-        step, moved = median(nvme["step"]), result["nvme"]["moved_bytes"]
+        step, moved, params = median(nvme["step"]), result["nvme"]["moved_bytes"], result["nvme"]["params"]
         rows += [
-            f"| tierstep step, bf16, all in files | {step * 1e3:,.0f} ms | {bare / step:.0%} of the drive's limit |",
-            f"| the limit: its {moved / result['params']:.1f} bytes a parameter alone | {bare * 1e3:,.0f} ms "
+            f"| tierstep step, bf16, {params / 1e6:.0f} M parameters in files | {step * 1e3:,.0f} ms "
+            f"| {bare / step:.0%} of the drive's limit |",
+            f"| the limit: its {moved / params:.1f} bytes a parameter alone | {bare * 1e3:,.0f} ms "
             f"| {moved / bare / 1e9:.1f} GB/s, read and written |",
         ]
     title = f"A whole step, {result['params'] / 1e6:.0f} M parameters on {result['threads']} threads"

@@ -1,6 +1,6 @@
 """A whole `optimizer.step()` against the kernel alone, torch's fused AdamW, and the drive's own limit.
 
-    python -m tierstep.bench.step_time [--params 100e6] [--threads N] [--repeats 9] [--nvme DIR]
+    python -m tierstep.bench.step_time [--params 100e6] [--threads N] [--repeats 9] [--nvme DIR] [--nvme-params 400e6]
 
 All run in this process, in turns, on the same threads. Host tier: the limit is our kernel's own time for the same
 parameters, without anything around it. NVMe tier (with --nvme): all records in files, memory for slots only; the limit
@@ -52,7 +52,7 @@ def main() -> None:
     result: dict[str, Any] = {"params": numel, "threads": options.threads}
     result["host"] = _host_tier(numel, options)
     if options.nvme is not None:
-        result["nvme"] = _nvme_tier(numel, options)
+        result["nvme"] = _nvme_tier(int(options.nvme_params), options)
     publish("step_time", result)
 
 
@@ -61,6 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--params", type=float, default=100e6)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--nvme-params", type=float, default=400e6)
     parser.add_argument("--nvme", type=Path, default=None, help="an existing directory on the drive to measure")
     return parser.parse_args()
 
@@ -95,7 +96,7 @@ def _nvme_tier(numel: int, options: argparse.Namespace) -> dict[str, Any]:
     share, rate = bare / median(samples["step"]), moved / median(samples["step"])
     print(f"nvme tier: step {median(samples['step']):.3f} s, bare bytes {bare:.3f} s: {share:.0%} of the limit")
     print(f"moved {moved / numel:.2f} bytes a parameter, {rate / 1e9:.2f} GB/s; record {sizes[0]} bytes")
-    return {"seconds": samples, "moved_bytes": moved, "record_bytes": sizes}
+    return {"params": numel, "seconds": samples, "moved_bytes": moved, "record_bytes": sizes}
 
 
 def _optimizer(numel: int, tiers: Tiers) -> AdamW:

@@ -11,6 +11,8 @@ import torch
 from tierstep.engine.adamw.fields import record_fields
 from tierstep.tiers.record import RecordLayout
 
+ALIGNMENT_ELEMENTS = 64  # of full subgroups: whole cache lines, whatever the dtype
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -58,6 +60,9 @@ def state_bytes_per_element(dtype: torch.dtype) -> int:
 def cut(specs: Iterable[ShardSpec], subgroup_bytes: int) -> list[Subgroup]:
     """Cut parameters, in their order, into subgroups of at most `subgroup_bytes` of state (at least one element).
 
+    A full subgroup has a multiple of 64 elements where it has 64, so that the next one begins on a cache line: weights
+    and gradients that straddle lines cost the kernels a tenth of their speed.
+
     Parameters of different groups or dtypes never share a subgroup. Parameters without elements get none.
     """
     ordered = sorted(specs, key=_bucket)
@@ -72,6 +77,8 @@ def _bucket(spec: ShardSpec) -> tuple[int, str]:
 def _cut_bucket(specs: Sequence[ShardSpec], subgroup_bytes: int) -> Iterable[Subgroup]:
     dtype = specs[0].dtype
     capacity = max(1, subgroup_bytes // state_bytes_per_element(dtype))
+    if capacity > ALIGNMENT_ELEMENTS:
+        capacity -= capacity % ALIGNMENT_ELEMENTS
     slices: list[Slice] = []
     filled = 0
     for spec in specs:

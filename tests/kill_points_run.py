@@ -32,7 +32,7 @@ def start(root: Path, seed: int = 0):
     """Return parameters, model, and an optimizer with state on all tiers, whose nvme directory is in `root`."""
     parameters = make_parameters(seed)
     model = torch.nn.ParameterDict(OrderedDict((name.replace(".", "_"), p) for name, p in parameters.items()))
-    tiers = Tiers(gpu=2500, ram=10_500, nvme=[root / "nvme"], subgroup=1000, slots=2)
+    tiers = Tiers(gpu=2500, ram=9_500, nvme=[root / "nvme"], subgroup=1000, slots=2)
     return parameters, model, tierstep.AdamW(parameters.items(), **OPTIONS, tiers=tiers)
 
 

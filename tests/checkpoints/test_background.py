@@ -23,7 +23,7 @@ LAYOUTS = {
     "host, many records": dict(ram=1 << 20, subgroup=70),
     "device": dict(gpu=1 << 20, ram=0),
     "nvme": dict(ram=8 << 10, subgroup=900),
-    "mixed": dict(gpu=2500, ram=10_500, subgroup=1000, slots=2),
+    "mixed": dict(gpu=2500, ram=9_500, subgroup=1000, slots=2),
 }
 
 

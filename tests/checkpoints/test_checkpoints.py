@@ -29,7 +29,7 @@ def layouts(path):
         "device": Tiers(gpu=1 << 20, ram=0),
         "host": Tiers(gpu=0, ram=1 << 20),
         "nvme": Tiers(gpu=0, ram=8 << 10, nvme=[path], subgroup=2000),
-        "mixed": Tiers(gpu=2500, ram=10_500, nvme=[path], subgroup=1000, slots=2),
+        "mixed": Tiers(gpu=2500, ram=9_500, nvme=[path], subgroup=1000, slots=2),
         "tiny": Tiers(gpu=0, ram=1 << 20, subgroup=70),
     }
 

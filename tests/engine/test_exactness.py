@@ -48,7 +48,7 @@ def test_a_single_slot(expected, tmp_path):
 
 
 def test_three_tiers_at_once(expected, tmp_path):
-    tiers = Tiers(gpu=2500, ram=10_500, nvme=[tmp_path], subgroup=1000, slots=2)
+    tiers = Tiers(gpu=2500, ram=9_500, nvme=[tmp_path], subgroup=1000, slots=2)
     parameters = make_parameters()
     with tierstep.AdamW(parameters.items(), **OPTIONS, tiers=tiers) as optimizer:
         assert all(optimizer.placement().values()), optimizer.placement()

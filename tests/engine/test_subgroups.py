@@ -36,3 +36,9 @@ def test_slices_fill_a_record_without_gaps_and_within_its_size(specs, subgroup_b
 
 def test_a_bf16_parameter_costs_ten_bytes_an_fp32_one_eight():
     assert [state_bytes_per_element(d) for d in DTYPES] == [10, 12, 8]
+
+
+@given(st.integers(640, 4000))
+def test_full_subgroups_begin_where_a_cache_line_does(subgroup_bytes):
+    parts = cut([ShardSpec(0, 1000, torch.bfloat16, 0)], subgroup_bytes)
+    assert all(subgroup.slices[0].start * torch.bfloat16.itemsize % 64 == 0 for subgroup in parts)

@@ -83,7 +83,7 @@ def test_without_pillow_the_message_says_what_to_install(monkeypatch, tmp_path):
 
 def test_an_optimizer_traces_its_last_step(tmp_path):
     parameter = torch.nn.Parameter(torch.zeros(2000))
-    tiers = tierstep.Tiers(gpu=0, ram="8KiB", nvme=[tmp_path], subgroup=2000)
+    tiers = tierstep.Tiers(gpu=0, ram="8KiB", nvme=[tmp_path], subgroup=2048)
     with tierstep.AdamW([parameter], tiers=tiers) as optimizer:
         assert optimizer.trace() is None
         for _ in range(3):
