@@ -52,7 +52,8 @@ class Tiers(Section):
     # ---- behaviour: which memory and which drives are used
 
     gpu: Bytes | None = None
-    """Bytes of records in the device's memory. Default: none for a model on the CPU. 0 switches the tier off."""
+    """Bytes of the device's memory for records and, on a GPU, for the slots through which others pass. Default: on a
+    GPU just those slots; none for a model on the CPU. 0 switches the tier off; a GPU then updates nothing."""
 
     ram: Bytes | None = None
     """Bytes of host memory for records and staging slots. Default: a share of what is free when training starts, as
@@ -71,6 +72,14 @@ class Tiers(Section):
     slots: Annotated[int, Field(ge=1)] | None = None
     """Staging buffers of one subgroup each, in host memory. Default: eight, or as many as `ram` has room for. More of
     them keep more cold state in memory between steps."""
+
+    schedule: Literal["greedy", "stride", "cpu", "gpu"] = "greedy"
+    """Who updates state that is not in the GPU's memory. Default: GPU and CPU, from two ends until they meet. "stride"
+    gives the GPU every `stride`-th subgroup, "cpu" and "gpu" give one of them everything. For a model on the CPU it
+    means nothing."""
+
+    stride: Annotated[int, Field(ge=1)] = 2
+    """With schedule = "stride": the GPU updates one subgroup in so many. Default: 2."""
 
     threads: Annotated[int, Field(ge=1)] | None = None
     """Threads of the update on the CPU. Default: as many as torch uses."""
@@ -91,6 +100,8 @@ class Tiers(Section):
             nvme: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
             subgroup: int | str = ...,
             slots: int | None = None,
+            schedule: Literal["greedy", "stride", "cpu", "gpu"] = "greedy",
+            stride: int = 2,
             threads: int | None = None,
             backend: Literal["auto", "threads", "uring", "libaio"] = "auto",
             kernel: Literal["auto", "native", "reference"] = "auto",
@@ -100,6 +111,8 @@ class Tiers(Section):
     def _has_a_tier(self) -> Tiers:
         if self.gpu == 0 and self.ram == 0 and not self.nvme:
             raise ConfigError("gpu = 0, ram = 0 and no nvme directory leave no place for state: raise one of them")
+        if self.gpu == 0 and self.schedule == "gpu":
+            raise ConfigError("schedule = 'gpu' with gpu = 0 leaves nobody to update state: raise gpu, or leave it out")
         return self
 
 

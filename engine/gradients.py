@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tierstep.engine.adamw.kernels import CpuKernel
 from tierstep.engine.shards import Shard
-from tierstep.errors import GradientError
 
 NORM_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -25,6 +23,13 @@ class Gradients:
     def touched(self) -> list[int]:
         """Return the positions of the shards that have a gradient."""
         return [position for position, gradient in enumerate(self.flat) if gradient is not None]
+
+    def of(self, position: int) -> torch.Tensor:
+        """Return the gradient of a shard that has one."""
+        gradient = self.flat[position]
+        if gradient is None:
+            raise ValueError(f"shard {position} has no gradient")
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -66,44 +71,22 @@ def fingerprint(shards: Sequence[Shard]) -> tuple[tuple[int, int] | None, ...]:
     return tuple(None if g is None else (g.data_ptr(), g._version) for g in gradients)
 
 
-def check_finite(gradients: Gradients, shards: Sequence[Shard], kernel: CpuKernel, threads: int) -> None:
-    """Raise `GradientError` that names the first parameters with NaN or inf in their gradients."""
-    bad = [
-        shards[position].name
-        for position in gradients.touched()
-        if not kernel.all_finite(_present(gradients, position), threads=threads)
-    ]
-    if bad:
-        others = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise GradientError(
-            f"NaN or inf in the gradient of {', '.join(bad[:3])}{others}; nothing was updated: "
-            f"call zero_grad() to skip this step, and look at the loss and the learning rate"
-        )
+def fold(sums: torch.Tensor) -> torch.Tensor:
+    """Add up a 1-D fp64 tensor: the second half onto the first, until one number is left. None give zero.
+
+    The order of additions depends on the length alone, so every device gets the same bits.
+    """
+    while sums.numel() > 1:
+        half = sums.numel() // 2
+        sums = torch.cat([sums[:half] + sums[half : 2 * half], sums[2 * half :]])
+    return sums.sum()
 
 
-def total_norm(gradients: Gradients, kernel: CpuKernel, threads: int) -> float:
-    """Return the 2-norm of all gradients together, the same whatever the number of threads."""
-    blocks = (
-        kernel.sum_squares(_present(gradients, position), threads=threads).tolist() for position in gradients.touched()
-    )
-    try:
-        return math.sqrt(math.fsum(block for part in blocks for block in part))
-    except (ValueError, OverflowError):  # fsum refuses inf - inf and sums beyond the largest double
-        return math.nan
-
-
-def measure_clip(gradients: Gradients, max_norm: float, kernel: CpuKernel, threads: int, before: Clip | None) -> Clip:
-    """Measure the norm and the factor that brings it down to `max_norm`, as torch.nn.utils.clip_grad_norm_ does.
+def clip_to(gradients: Gradients, norm: float, max_norm: float, before: Clip | None) -> Clip:
+    """Return the factor that brings gradients of 2-norm `norm` down to `max_norm`, as torch's clip_grad_norm_ does.
 
     `before` is what an earlier call has found for the same step: its factor counts as applied.
     """
     applied = before.factor if before is not None and before.gradients.fingerprint == gradients.fingerprint else 1.0
-    norm = total_norm(gradients, kernel, threads) * applied
+    norm *= applied
     return Clip(gradients, norm, applied * min(1.0, max_norm / (norm + NORM_EPS)))
-
-
-def _present(gradients: Gradients, position: int) -> torch.Tensor:
-    gradient = gradients.flat[position]
-    if gradient is None:
-        raise ValueError(f"shard {position} has no gradient")
-    return gradient

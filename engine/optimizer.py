@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from tierstep.configs.schema import Tiers
-from tierstep.engine.adamw import cpu_kernel
+from tierstep.engine.accelerator import accelerator_of
 from tierstep.engine.adamw.formula import Scalars, scalars
-from tierstep.engine.gradients import Clip, Gradients, check_finite, collect, measure_clip
+from tierstep.engine.gradients import Clip, Gradients, clip_to, collect
 from tierstep.engine.hyperparameters import check_hyperparameters
-from tierstep.engine.planning import MemoryPlan, measure_free, plan_memory
+from tierstep.engine.machine import division, open_compute
+from tierstep.engine.planning import FreeBytes, MemoryPlan, measure_free, plan_memory
 from tierstep.engine.shards import Shard, trainable_shards
 from tierstep.engine.state_dict import StateView, load_state
 from tierstep.engine.stepper import Stepper
@@ -112,7 +113,9 @@ class AdamW(torch.optim.Optimizer):
         if not max_norm >= 0:
             raise ConfigError(f"max_norm is {max_norm}: give a number that is not negative")
         self.adopt_unfrozen()
-        self._clip = measure_clip(self._collect(), max_norm, self._kernel, self._threads, self._clip)
+        gradients = self._collect()
+        norm = self._compute.norm(gradients, gradients.touched())
+        self._clip = clip_to(gradients, norm, max_norm, self._clip)
         return torch.tensor(self._clip.norm, dtype=torch.float32)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own signature
@@ -206,24 +209,31 @@ class AdamW(torch.optim.Optimizer):
 
     def _open(self, shards: list[Shard]) -> None:
         """Reserve everything, or nothing."""
-        self._threads = self._tiers.threads or torch.get_num_threads()
-        self._kernel = cpu_kernel(self._tiers.kernel)
-        self._plan = plan_memory(_specs(shards, 0), self._tiers, measure_free(self._tiers.nvme))
+        self._device = shards[0].device if shards else torch.device("cpu")
+        self._accelerator = accelerator_of(self._device)
+        self._plan = plan_memory(_specs(shards, 0), self._tiers, self._free())
         self._log = TransferLog()
         with ExitStack() as resources:
-            store = open_store(self._tiers, resources, self._log.add)
+            self._compute = open_compute(self._tiers, self._accelerator)
+            resources.callback(self._compute.close)
+            store = open_store(self._tiers, self._device, resources, self._log.add)
             self._state = TrainingState(store)
-            self._extend(shards, self._plan)
-            self._stepper = Stepper(self._state, self._kernel, self._threads, self._log)
+            self._stepper = Stepper(self._state, self._compute, self._log)
             resources.callback(self._stepper.close)
+            self._extend(shards, self._plan)
             self.state = StateView(self._state, self._stepper)  # type: ignore[assignment]
             self._close = weakref.finalize(self, _close_in, os.getpid(), resources.pop_all())
         self._process = os.getpid()
 
+    def _free(self) -> FreeBytes:
+        return measure_free(self._tiers.nvme, None if self._accelerator is None else self._accelerator.free_bytes())
+
     def _extend(self, shards: list[Shard], plan: MemoryPlan) -> None:
         store = self._state.store
         if (plan.slot_count, plan.slot_nbytes) != (store.slots.count, store.slots.slot_nbytes):
-            store.replace_slots(SlotPool(plan.slot_count, plan.slot_nbytes))
+            store.replace_slots(SlotPool(plan.slot_count, plan.slot_nbytes, pinned=self._device.type == "cuda"))
+        self._compute.reserve(plan)
+        self._stepper.division = division(plan, self._tiers)
         self._state.extend(shards, plan.subgroups, plan.homes)
 
     def adopt_unfrozen(self) -> None:
@@ -243,7 +253,7 @@ class AdamW(torch.optim.Optimizer):
                     f"another name, or make a new optimizer"
                 )
         specs = _specs(found, len(self._state.shards))
-        plan = plan_memory(specs, self._tiers, measure_free(self._tiers.nvme), self._plan)
+        plan = plan_memory(specs, self._tiers, self._free(), self._plan)
         self._extend(found, plan)
         self._plan = self._plan.joined_by(plan)
 
@@ -304,7 +314,7 @@ class AdamW(torch.optim.Optimizer):
         if self._clip is not None and self._clip.is_of_former(gradients):
             self._clip = None
         if self._clip is None:
-            check_finite(gradients, self._state.shards, self._kernel, self._threads)
+            self._check_finite(gradients)
             return unscale
         if self._clip.gradients.fingerprint != gradients.fingerprint:
             raise GradientError(
@@ -312,8 +322,19 @@ class AdamW(torch.optim.Optimizer):
                 "call optimizer.clip_grad_norm_ last before step()"
             )
         if not self._clip.norm_is_finite:
-            check_finite(gradients, self._state.shards, self._kernel, self._threads)
+            self._check_finite(gradients)
         return unscale * self._clip.factor
+
+    def _check_finite(self, gradients: Gradients) -> None:
+        """Raise `GradientError` that names the first parameters with NaN or inf in their gradients."""
+        if self._compute.is_finite(gradients, gradients.touched()):
+            return
+        bad = [self._state.shards[i].name for i in gradients.touched() if not self._compute.is_finite(gradients, [i])]
+        others = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise GradientError(
+            f"NaN or inf in the gradient of {', '.join(bad[:3])}{others}; nothing was updated: "
+            f"call zero_grad() to skip this step, and look at the loss and the learning rate"
+        )
 
 
 def _shard_scalars(group: Mapping[str, Any], step: int, factor: float) -> Scalars:

@@ -2,7 +2,7 @@
 
     read lane    fetches cold records in the plan's order, as slots become free
     gpu lane     updates what is ready, taking warm records from the front end
-    cpu lane     the same, taking warm records from the back end, until the two meet
+    cpu lane     the same, taking warm records from the back end, until the two meet (or, bound by the plan, its own)
     write lane   the I/O backend's own threads: each stored record gives its slot back
 
 A cold record that is ready goes first, whichever lane is free, because it occupies a slot.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -51,6 +51,7 @@ class _Queue:
     """What is left to update. The read lane adds cold records in order; the updating lanes take from it."""
 
     warm: deque[int]
+    bound: Mapping[int, str]
     cold: deque[tuple[int, Completion]] = field(default_factory=deque)
     reading: bool = True
     failure: BaseException | None = None
@@ -74,23 +75,33 @@ class _Queue:
                 self.failure = error
             self.changed.notify_all()
 
-    def take(self, *, front: bool, wait: bool) -> tuple[int, Completion | None] | None:
+    def take(self, lane: str, *, front: bool, wait: bool) -> tuple[int, Completion | None] | None:
         """Return the next subgroup for a lane (with the fetch to wait for, if cold); None when nothing is left.
 
         Without `wait`, None as well when nothing is ready now.
         """
         with self.changed:
             while self.failure is None:
-                if self.cold and self.cold[0][1].done():
-                    return self.cold.popleft()
-                if self.warm:
-                    return (self.warm.popleft() if front else self.warm.pop()), None
-                if not wait or not (self.reading or self.cold):
+                cold = next((entry for entry in self.cold if self._may(lane, entry[0])), None)
+                if cold is not None and cold[1].done():
+                    return self._taken(cold)
+                warm = next((i for i in (self.warm if front else reversed(self.warm)) if self._may(lane, i)), None)
+                if warm is not None:
+                    self.warm.remove(warm)
+                    return warm, None
+                if not wait or not (self.reading or cold is not None):
                     return None
-                if self.cold:
-                    return self.cold.popleft()
+                if cold is not None:
+                    return self._taken(cold)
                 self.changed.wait()
             return None
+
+    def _may(self, lane: str, subgroup: int) -> bool:
+        return self.bound.get(subgroup, lane) == lane
+
+    def _taken(self, cold: tuple[int, Completion]) -> tuple[int, Completion]:
+        self.cold.remove(cold)
+        return cold
 
     def _wake(self) -> None:
         with self.changed:
@@ -115,7 +126,7 @@ class Pipeline:
         error when everything that was under way has come to rest; subgroups that were reported stay updated, and
         their newest records are kept, in their homes or in slots.
         """
-        queue = _Queue(deque(plan.warm))
+        queue = _Queue(deque(plan.warm), plan.bound)
         self._store.slots.interrupt(interrupted=False)
         works = [
             _Work(self._store, queue, processor, plan.keep, trace, on_updated, front=position == 0)
@@ -209,7 +220,7 @@ class _Work:
     def _start_next(self) -> bool:
         """Begin one more subgroup, or end one where there is nothing to begin yet; say whether there may be more."""
         waiting_since = time.perf_counter()
-        task = self.queue.take(front=self.front, wait=not self.under_way)
+        task = self.queue.take(self.processor.lane, front=self.front, wait=not self.under_way)
         if task is None and self.under_way:
             self._end_oldest()
             return True

@@ -25,15 +25,16 @@ class Shard:
     group: int
     numel: int
     dtype: torch.dtype
+    device: torch.device
 
     def require_unchanged(self) -> None:
         """Raise `ConfigError` when the parameter was converted, resized or moved since: its record does not fit."""
         now = self.parameter
-        if (now.numel(), now.dtype, now.device.type) != (self.numel, self.dtype, "cpu"):
+        if (now.numel(), now.dtype, now.device) != (self.numel, self.dtype, self.device):
             raise ConfigError(
-                f"parameter {self.name} had {self.numel} elements of {self.dtype} on the CPU when the optimizer was "
-                f"made and has {now.numel()} of {now.dtype} on {now.device} now: convert the model first, then make "
-                f"the optimizer"
+                f"parameter {self.name} had {self.numel} elements of {self.dtype} on {self.device} when the optimizer "
+                f"was made and has {now.numel()} of {now.dtype} on {now.device} now: convert and move the model first, "
+                f"then make the optimizer"
             )
 
     def weights(self, start: int, stop: int) -> torch.Tensor:
@@ -44,11 +45,15 @@ class Shard:
         return weight.take(torch.arange(start, stop, device=weight.device))
 
     def put_weights(self, start: int, stop: int, values: torch.Tensor) -> None:
-        """Write back what `weights` returned, where that was a copy; a view needs no writing back."""
+        """Set elements of the flat weights (`values` may be on another device); nothing to do for a view of them."""
         weight = self.parameter.detach()
-        if not weight.is_contiguous():
+        if weight.is_contiguous():
+            here = weight.view(-1)[start:stop]
+            if here.data_ptr() != values.data_ptr():
+                here.copy_(values, non_blocking=True)
+        else:
             places = torch.unravel_index(torch.arange(start, stop, device=weight.device), weight.shape)
-            weight[places] = values
+            weight[places] = values.to(weight.device, non_blocking=True)
 
     def gradient(self) -> torch.Tensor | None:
         """Return the flat gradient, 1-D and contiguous (a view where the strides allow it); None when there is none.
@@ -72,8 +77,10 @@ def trainable_shards(param_groups: Sequence[Mapping[str, Any]]) -> Iterator[Shar
     """Yield the parameters of torch param groups that ask for gradients now, with their names.
 
     Parameters given without names are called `group0.param3` by their position, which is stable from run to run.
-    Raises `ConfigError` for a parameter that cannot be trained, for one that is given twice, and for two of one name.
+    Raises `ConfigError` for a parameter that cannot be trained, for one that is given twice, for two of one name, and
+    for parameters on different devices.
     """
+    device: torch.device | None = None
     names_taken: set[str] = set()
     given: set[int] = set()
     for group_index, group in enumerate(param_groups):
@@ -85,9 +92,15 @@ def trainable_shards(param_groups: Sequence[Mapping[str, Any]]) -> Iterator[Shar
                     raise ConfigError(f"two parameters have the name {name}: names identify state, make them differ")
                 if id(parameter) in given:
                     raise ConfigError(f"parameter {name} is given twice: give each parameter once")
+                device = device or parameter.device
+                if parameter.device != device:
+                    raise ConfigError(
+                        f"parameter {name} is on {parameter.device} and others are on {device}: one optimizer works "
+                        f"on one device; make one for each, or move the model"
+                    )
                 names_taken.add(name)
                 given.add(id(parameter))
-                yield Shard(name, parameter, group_index, parameter.numel(), parameter.dtype)
+                yield Shard(name, parameter, group_index, parameter.numel(), parameter.dtype, device)
 
 
 def _check_trainable(name: str, parameter: torch.Tensor) -> None:
@@ -97,11 +110,8 @@ def _check_trainable(name: str, parameter: torch.Tensor) -> None:
         )
     if parameter.layout is not torch.strided:
         raise ConfigError(f"parameter {name} is sparse ({parameter.layout}); tierstep trains dense parameters")
-    if parameter.device.type != "cpu":
-        raise ConfigError(
-            f"parameter {name} is on {parameter.device}; this version updates parameters on the CPU only: "
-            f"keep the model on the CPU"
-        )
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"parameter {name} is on {parameter.device}; tierstep trains on the CPU and on CUDA devices")
 
 
 def _names() -> str:

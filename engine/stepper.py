@@ -7,15 +7,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tierstep.engine.adamw.formula import Scalars
-from tierstep.engine.adamw.kernels import CpuKernel
+from tierstep.engine.compute import Compute
 from tierstep.engine.gradients import Gradients
 from tierstep.engine.pipeline import Pipeline
-from tierstep.engine.plan import plan_step
+from tierstep.engine.plan import Division, plan_step
 from tierstep.engine.timeline import Timeline
 from tierstep.engine.trace import StepReport, Trace, TransferLog
 from tierstep.engine.training_state import TrainingState
-from tierstep.engine.update import CpuProcessor, Update
+from tierstep.engine.update import Update
 from tierstep.errors import StepInterrupted
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """What was recorded of a step; summing it up is left to whoever asks."""
+
+    trace: Trace
+    seconds: float
+    check_seconds: float
+    interval_seconds: float
 
 
 @dataclass
@@ -30,23 +40,37 @@ class OpenStep:
 class Stepper:
     """Runs steps over a training state. One thread at a time may call it."""
 
-    def __init__(self, state: TrainingState, kernel: CpuKernel, threads: int, log: TransferLog) -> None:
+    def __init__(self, state: TrainingState, compute: Compute, log: TransferLog) -> None:
         self._state = state
-        self._kernel = kernel
-        self._lane_threads = _share(threads)
-        self._pipeline = Pipeline(state.store, len(self._lane_threads))
+        self._compute = compute
+        self._pipeline = Pipeline(state.store, compute.lanes)
+        self.division: Division | None = None
         self._open: OpenStep | None = None
         self._replacing = False
         self._backwards = False
         self._log = log
         self._ended = 0.0
-        self.report: StepReport | None = None
-        self.timeline: Timeline | None = None
+        self._last: FinishedStep | None = None
 
     @property
     def interrupted(self) -> bool:
         """Whether the last step failed half-way and has not been finished yet."""
         return self._open is not None
+
+    @property
+    def report(self) -> StepReport | None:
+        """What the last finished step did; None before the first."""
+        last = self._last
+        if last is None:
+            return None
+        return last.trace.report(
+            seconds=last.seconds, check_seconds=last.check_seconds, interval_seconds=last.interval_seconds
+        )
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What every lane did in the last finished step; None before the first."""
+        return None if self._last is None else self._last.trace.timeline()
 
     def run(self, gradients: Gradients, scalars: Sequence[Scalars | None], started: float) -> None:
         """Begin a step and finish it. `started` is when the caller began to work on it (perf_counter)."""
@@ -94,30 +118,24 @@ class Stepper:
 
     def _finish(self, step: OpenStep, started: float) -> None:
         store, checked = self._state.store, time.perf_counter()
-        plan = plan_step(store.homes(), step.remaining, store.resident(), store.slots.count, backwards=self._backwards)
-        processors = [
-            CpuProcessor(lane, self._kernel, threads, step.update, self._log.trace)
-            for lane, threads in self._lane_threads.items()
-        ]
+        plan = plan_step(
+            store.homes(),
+            step.remaining,
+            store.resident(),
+            store.slots.count,
+            backwards=self._backwards,
+            division=self.division,
+        )
+        on_device = [index for index in plan.warm if store.home(index) == "device"]
+        processors = self._compute.begin(step.update, on_device, self._log.trace)
         self._pipeline.run(plan, processors, self._log.trace, step.remaining.discard)
         self._commit(step)
         ended = time.perf_counter()
-        self.report = self._log.trace.report(
-            seconds=ended - started,
-            check_seconds=checked - started,
-            interval_seconds=ended - self._ended if self._ended else 0.0,
-        )
-        self.timeline = self._log.trace.timeline()
+        interval = ended - self._ended if self._ended else 0.0
+        self._last = FinishedStep(self._log.trace, ended - started, checked - started, interval)
         self._ended = ended
 
     def _commit(self, step: OpenStep) -> None:
         self._state.steps[:] = step.steps_after  # the same if it is done twice, after an interruption right here
         self._backwards = not self._backwards
         self._open = None
-
-
-def _share(threads: int) -> dict[str, int]:
-    """Share the CPU threads between the two ends; a single thread works from one end."""
-    if threads == 1:
-        return {"cpu": 1}
-    return {"gpu": threads // 2, "cpu": threads - threads // 2}

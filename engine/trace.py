@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tierstep.engine.timeline import Event, Timeline, busy_seconds
 
-LANES = ("gpu", "cpu", "read", "write")
+LANES = ("gpu", "cpu", "h2d", "d2h", "read", "write")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class StepReport:
     """The last step: how long it took and why.
 
     seconds            wall time of `step()`
-    lanes              work per lane: `gpu` and `cpu` update (bytes of state), `read` and `write` move files' bytes
+    lanes              work per lane: `gpu` and `cpu` update (bytes of state), `h2d` and `d2h` move bytes between host
+                       and GPU, `read` and `write` those of files
     stall_seconds      time in which an updating lane waited for a record
     updated            which lane updated which subgroups
     check_seconds      time spent looking for NaN and inf in the gradients, part of `seconds`
@@ -63,12 +65,18 @@ class Trace:
 
     events: list[Event] = field(default_factory=list)
     stalls: dict[str, float] = field(default_factory=dict)
+    pending: list[Callable[[], Event]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, lane: str, item: int, start: float, end: float, nbytes: int) -> None:
         """Record one piece of work."""
         with self._lock:
             self.events.append(Event(lane, item, start, end, nbytes))
+
+    def add_later(self, event: Callable[[], Event]) -> None:
+        """Record one piece of work whose times are asked for when someone wants to know them."""
+        with self._lock:
+            self.pending.append(event)
 
     def add_stall(self, lane: str, seconds: float) -> None:
         """Record that a lane waited."""
@@ -78,11 +86,13 @@ class Trace:
     def timeline(self) -> Timeline:
         """Return what was recorded so far."""
         with self._lock:
+            self._resolve()
             return Timeline(tuple(self.events))
 
     def report(self, *, seconds: float, check_seconds: float, interval_seconds: float) -> StepReport:
         """Sum up."""
         with self._lock:
+            self._resolve()
             by_lane = {lane: [e for e in self.events if e.lane == lane] for lane in LANES}
             stalls = {lane: self.stalls.get(lane, 0.0) for lane in ("gpu", "cpu")}
         return StepReport(
@@ -96,6 +106,10 @@ class Trace:
             check_seconds=check_seconds,
             interval_seconds=interval_seconds,
         )
+
+    def _resolve(self) -> None:
+        self.events += [event() for event in self.pending]
+        self.pending.clear()
 
 
 class TransferLog:

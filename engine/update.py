@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from tierstep.engine.adamw.formula import Scalars
-from tierstep.engine.adamw.kernels import CpuKernel
+from tierstep.engine.adamw.kernels import CpuKernel, UpdateKernel
 from tierstep.engine.adamw.piece import Piece
 from tierstep.engine.gradients import Gradients
 from tierstep.engine.shards import Shard
@@ -38,15 +38,24 @@ class Update:
             if any(self.scalars[part.shard] is not None for part in subgroup.slices)
         ]
 
-    def pieces(self, subgroup: int) -> list[tuple[Slice, Piece]]:
-        """Return the parts of a subgroup that are to be updated, with their weights and gradients."""
+    def parts(self, subgroup: int) -> list[tuple[Slice, torch.Tensor, Scalars]]:
+        """Return the slices of a subgroup that are to be updated, with their flat gradients and their numbers."""
         found = []
         for part in self.subgroups[subgroup].slices:
             gradient, scalars = self.gradients.flat[part.shard], self.scalars[part.shard]
             if gradient is not None and scalars is not None:
-                weights = self.shards[part.shard].weights(part.start, part.stop)
-                found.append((part, Piece(weights, gradient[part.start : part.stop], part.offset, scalars)))
+                found.append((part, gradient[part.start : part.stop], scalars))
         return found
+
+    def update(self, subgroup: int, fields: Mapping[str, torch.Tensor], kernel: UpdateKernel, threads: int) -> None:
+        """Update a subgroup where its fields, weights and gradients are, all on one device."""
+        pieces = [
+            Piece(self.shards[part.shard].weights(part.start, part.stop), gradient, part.offset, scalars)
+            for part, gradient, scalars in self.parts(subgroup)
+        ]
+        kernel.update(pieces, fields, threads=threads)
+        for (part, _, _), piece in zip(self.parts(subgroup), pieces, strict=True):
+            self.shards[part.shard].put_weights(part.start, part.stop, piece.weight)
 
 
 @dataclass(frozen=True)
@@ -66,9 +75,6 @@ class CpuProcessor:
 
     def _update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
         start = time.perf_counter()
-        parts = self.step.pieces(subgroup)
-        self.kernel.update([piece for _, piece in parts], fields, threads=self.threads)
-        for part, piece in parts:
-            self.step.shards[part.shard].put_weights(part.start, part.stop, piece.weight)
+        self.step.update(subgroup, fields, self.kernel, self.threads)
         nbytes = self.step.subgroups[subgroup].layout.nbytes
         self.trace.add(self.lane, subgroup, start, time.perf_counter(), nbytes)

@@ -18,9 +18,14 @@ from tierstep.tiers.store import OnTransfer, Store
 from tierstep.tiers.tier import Tier
 
 
-def open_store(settings: Tiers, resources: ExitStack, on_transfer: OnTransfer) -> Store:
-    """Open an empty store without slots. `resources` closes it, its backend and its scratch directories, in order."""
+def open_store(settings: Tiers, device: torch.device, resources: ExitStack, on_transfer: OnTransfer) -> Store:
+    """Open an empty store without slots for parameters on `device`.
+
+    `resources` closes it, its backend and its scratch directories, in order.
+    """
     tiers: dict[str, Tier] = {"device": ResidentTier("device"), "host": ResidentTier("host")}
+    if device.type != "cpu":
+        tiers = {"device": ResidentTier("device", device=device), "host": ResidentTier("host", pinned=True)}
     if settings.nvme:
         backend, folders = open_files(settings, resources)
         tiers["nvme"] = NvmeTier(folders, backend)

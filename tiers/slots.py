@@ -10,19 +10,28 @@ import torch
 from tierstep.errors import StepInterrupted
 from tierstep.io.alignment import ALIGNMENT_BYTES, align_up
 from tierstep.io.buffers import PageBuffer
+from tierstep.tiers.pinning import Pinning
 
 
 class Arena:
     """One block of host memory of exactly the asked size, cut from the front.
 
     torch's allocator of pinned memory rounds every allocation up to a power of two; an arena does not. The memory is
-    zero at first and takes no RAM until it is touched. It is freed when the last tensor cut from it is gone.
+    zero at first and takes no RAM until it is touched or `pinned`, for transfers to and from a GPU. It is freed when
+    the last tensor cut from it is gone.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, pinned: bool = False) -> None:
         self.nbytes = nbytes
         self._buffer = PageBuffer(nbytes)
+        self._pinning = Pinning(self._buffer) if pinned and nbytes else None
         self._used_bytes = 0
+
+    def close(self) -> None:
+        """Unpin the memory; what was cut from it stays usable. No transfer may be under way. May be called twice."""
+        pinning, self._pinning = self._pinning, None
+        if pinning is not None:
+            pinning.close()
 
     def cut(self, nbytes: int, alignment_bytes: int = 64) -> tuple[torch.Tensor, memoryview]:
         """Return the next `nbytes` as a uint8 tensor and as a memoryview of the same bytes."""
@@ -46,13 +55,13 @@ class Slot:
 class SlotPool:
     """A fixed number of equal slots. `acquire` blocks while all are taken: that is the pipeline's back-pressure."""
 
-    def __init__(self, count: int, nbytes: int) -> None:
+    def __init__(self, count: int, nbytes: int, *, pinned: bool = False) -> None:
         if nbytes % ALIGNMENT_BYTES:
             raise ValueError(f"slots of {nbytes} bytes are not aligned for direct I/O")
         self.count = count
         self.slot_nbytes = nbytes
-        arena = Arena(count * nbytes)
-        self._free = [Slot(index, *arena.cut(nbytes, alignment_bytes=1)) for index in range(count)]
+        self._arena = Arena(count * nbytes, pinned=pinned)
+        self._free = [Slot(index, *self._arena.cut(nbytes, alignment_bytes=1)) for index in range(count)]
         self._changed = threading.Condition()
         self._interrupted = False
 
@@ -85,6 +94,10 @@ class SlotPool:
         with self._changed:
             self._free.append(slot)
             self._changed.notify()
+
+    def close(self) -> None:
+        """Unpin the memory. No transfer may be under way. May be called twice."""
+        self._arena.close()
 
     def interrupt(self, *, interrupted: bool) -> None:
         """Wake and refuse everyone who waits for a slot (True), or serve again (False)."""

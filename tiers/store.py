@@ -93,6 +93,7 @@ class Store:
         """Use other slots from now on; the old ones are written back first. Not during a step."""
         self.write_back(self.resident())
         self.settle()
+        self._slots.close()
         self._slots = slots
 
     @property
@@ -277,6 +278,7 @@ class Store:
             self._await_store(index)
         for tier in self._tiers.values():
             tier.close()
+        self._slots.close()
         self._entries.clear()
 
     # ---- the only places where slots change hands

@@ -15,22 +15,27 @@ KERNELS = ("auto", "native", "reference")
 ENVIRONMENT = "TIERSTEP_KERNEL"
 
 
-class CpuKernel(Protocol):
-    """Implementations agree in every bit, whatever the number of threads. All methods block; any thread may call."""
+class UpdateKernel(Protocol):
+    """Implementations agree in every bit, whatever the device and the number of threads. Any thread may call."""
 
     name: str
 
     def update(self, pieces: Sequence[Piece], fields: Mapping[str, torch.Tensor], *, threads: int) -> None:
         """Update pieces of one record in place: its fields (see `record_fields`) and the pieces' weights.
 
-        The pieces' weights share a dtype, and the pieces do not overlap.
+        The pieces' weights share a dtype, and the pieces do not overlap. Blocks for tensors on the CPU; those on a GPU
+        (`threads` means nothing then) are updated on torch's current stream.
         """
+
+    def sum_squares(self, values: torch.Tensor, *, threads: int) -> torch.Tensor:
+        """Return the sum of squares of each 4096 elements of a 1-D contiguous tensor, as 1-D fp64 on its device."""
+
+
+class CpuKernel(UpdateKernel, Protocol):
+    """A kernel for tensors on the CPU. All methods block."""
 
     def all_finite(self, values: torch.Tensor, *, threads: int) -> bool:
         """Say whether a 1-D contiguous bf16, fp16 or fp32 tensor has neither inf nor nan."""
-
-    def sum_squares(self, values: torch.Tensor, *, threads: int) -> torch.Tensor:
-        """Return the sum of squares of each 4096 elements of a 1-D contiguous tensor, as 1-D fp64."""
 
 
 def cpu_kernel(name: str = "auto") -> CpuKernel:
@@ -53,4 +58,11 @@ def cpu_kernel(name: str = "auto") -> CpuKernel:
         return NativeKernel()
     if name == "native":
         raise ConfigError(f"the native kernel is not available: {found.reason}; or use kernel='reference'")
+    return ReferenceKernel()
+
+
+def gpu_kernel(name: str = "auto") -> UpdateKernel:
+    """Return the kernel for tensors on a GPU: for now plain torch operations, whatever `name` says."""
+    from tierstep.engine.adamw.reference import ReferenceKernel
+
     return ReferenceKernel()

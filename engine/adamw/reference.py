@@ -41,7 +41,7 @@ class ReferenceKernel:
         Element i of a block goes to accumulator i mod 16, in order; then accumulators are added in halves.
         """
         chunks = torch.split(values, CHUNK)  # a multiple of BLOCK
-        return torch.cat([_block_sums(chunk) for chunk in chunks]) if values.numel() else torch.zeros(0).double()
+        return torch.cat([_block_sums(chunk) for chunk in chunks]) if values.numel() else values.new_zeros(0).double()
 
 
 def _update_chunk(piece: Piece, fields: Mapping[str, torch.Tensor]) -> None:
@@ -92,10 +92,10 @@ def _store_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor], mast
 
 def _block_sums(values: torch.Tensor) -> torch.Tensor:
     blocks = -(-values.numel() // BLOCK)
-    padded = torch.zeros(blocks * BLOCK, dtype=torch.float64)
+    padded = values.new_zeros(blocks * BLOCK, dtype=torch.float64)
     padded[: values.numel()] = values
     rows = padded.view(blocks, BLOCK // LANES, LANES)
-    sums = torch.zeros(blocks, LANES, dtype=torch.float64)
+    sums = padded.new_zeros(blocks, LANES)
     for row in range(BLOCK // LANES):
         sums += rows[:, row] * rows[:, row]
     half = LANES // 2
