@@ -11,6 +11,7 @@ itself: before the CPU's update, and before a record is given back.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from tierstep.engine.accelerator import Accelerator, Mark, Stream
 from tierstep.engine.adamw.formula import Scalars
 from tierstep.engine.adamw.kernels import CpuKernel, UpdateKernel
 from tierstep.engine.adamw.piece import Piece
-from tierstep.engine.compute import norm
+from tierstep.engine.compute import squares
 from tierstep.engine.gradients import Gradients
 from tierstep.engine.pipeline import Processor
 from tierstep.engine.planning import STAGING_ALIGNMENT_BYTES, MemoryPlan
@@ -57,6 +58,8 @@ class GpuCompute:
         self._slots: deque[torch.Tensor] = deque()
         self._stagings: deque[Staging] = deque()
         self._arena: Arena | None = None
+        pinned = accelerator.device.type == "cuda"
+        self._number = torch.empty((), dtype=torch.float64, pin_memory=pinned)
 
     def reserve(self, plan: MemoryPlan) -> None:
         """See `Compute.reserve`."""
@@ -86,7 +89,10 @@ class GpuCompute:
 
     def norm(self, gradients: Gradients, positions: Sequence[int]) -> float:
         """See `Compute.norm`. The host waits for the gradients here, and nowhere else."""
-        return norm(gradients, positions, partial(self._gpu_kernel.sum_squares, threads=1))
+        found = squares(gradients, positions, partial(self._gpu_kernel.sum_squares, threads=1))
+        self._number.copy_(found, non_blocking=True)
+        self._accelerator.caller().mark().wait()
+        return math.sqrt(float(self._number))
 
     def is_finite(self, gradients: Gradients, positions: Sequence[int]) -> bool:
         """See `Compute.is_finite`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -60,7 +61,7 @@ class CpuCompute:
 
     def norm(self, gradients: Gradients, positions: Sequence[int]) -> float:
         """See `Compute.norm`."""
-        return norm(gradients, positions, lambda values: self._kernel.sum_squares(values, threads=self._threads))
+        return math.sqrt(float(squares(gradients, positions, partial(self._kernel.sum_squares, threads=self._threads))))
 
     def is_finite(self, gradients: Gradients, positions: Sequence[int]) -> bool:
         """See `Compute.is_finite`."""
@@ -71,7 +72,9 @@ class CpuCompute:
         return [CpuProcessor(lane, self._kernel, threads, update, trace) for lane, threads in self._shares.items()]
 
 
-def norm(gradients: Gradients, positions: Sequence[int], sum_squares: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """Return the 2-norm of gradients, given the sums of squares of blocks of each; the same on every device."""
+def squares(
+    gradients: Gradients, positions: Sequence[int], sum_squares: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return the sum of squares of gradients, fp64 without dimensions on their device; the same on every device."""
     sums = [sum_squares(gradients.of(position)) for position in positions]
-    return math.sqrt(float(fold(torch.cat(sums)))) if sums else 0.0
+    return fold(torch.cat(sums)) if sums else torch.zeros((), dtype=torch.float64)

@@ -17,10 +17,10 @@ OPTIONS = dict(lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 STATE_BYTES = 40 * 16 * 10 + 16 * 10 + 72 * 12 + 16 * 33 * 8 + 8
 
 
-def make_parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:
+def make_parameters(seed: int = 0, device: str = "cpu") -> dict[str, torch.nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype))
         for name, (shape, dtype) in SHAPES.items()
     }
 
@@ -28,7 +28,7 @@ def make_parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:
 def set_gradients(parameters: dict[str, torch.nn.Parameter], step: int) -> None:
     generator = torch.Generator().manual_seed(1000 + step)
     for parameter in parameters.values():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
 def train(optimizer, parameters, first: int, last: int, *, clip: bool = True) -> None:
@@ -41,7 +41,7 @@ def train(optimizer, parameters, first: int, last: int, *, clip: bool = True) ->
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

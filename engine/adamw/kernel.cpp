@@ -59,7 +59,8 @@ INLINE uint32_t to_bits(float value) {
   return bits;
 }
 
-// Returns `value`; for any NaN, the one whose upper half is a NaN as well after rounding (0x7fffffff would become zero).
+// Returns `value`; for any NaN, one that is the same on every processor, and whose upper half is a NaN as well after
+// rounding (0x7fffffff would become zero).
 INLINE float one_nan(float value) {
   return (to_bits(value) & 0x7fffffffu) > 0x7f800000u ? from_bits(0x7fc00000u) : value;
 }
@@ -150,8 +151,8 @@ INLINE void update_range(void* weight_memory, const void* grad_memory, Fields fi
     const float m = exp_avg[i] * s.beta1 + g * s.one_minus_beta1;
     const float v = exp_avg_sq[i] * s.beta2 + (g * g) * s.one_minus_beta2;
     const float denominator = std::sqrt(v) * s.inv_sqrt_bias2 + s.eps;
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
+    exp_avg[i] = one_nan(m);
+    exp_avg_sq[i] = one_nan(v);
     Master::store(weight, fields, i, one_nan(decayed - s.step_size * (m / denominator)));
   }
 }

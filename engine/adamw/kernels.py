@@ -62,7 +62,22 @@ def cpu_kernel(name: str = "auto") -> CpuKernel:
 
 
 def gpu_kernel(name: str = "auto") -> UpdateKernel:
-    """Return the kernel for tensors on a GPU: for now plain torch operations, whatever `name` says."""
+    """Return the kernel for tensors on a CUDA device: Triton's, or plain torch operations where there is no Triton.
+
+    `name` and errors are those of `cpu_kernel`; "native" asks for Triton.
+    """
     from tierstep.engine.adamw.reference import ReferenceKernel
 
-    return ReferenceKernel()
+    if name == "auto":
+        name = os.environ.get(ENVIRONMENT) or "auto"
+    if name == "reference":
+        return ReferenceKernel()
+    try:
+        from tierstep.engine.adamw.triton_kernel import TritonKernel
+    except ImportError as error:
+        if name == "native":
+            raise ConfigError(
+                f"the GPU kernel needs Triton ({error}): install it, or use kernel='reference'"
+            ) from error
+        return ReferenceKernel()
+    return TritonKernel()

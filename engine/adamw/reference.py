@@ -10,7 +10,7 @@ from tierstep.engine.adamw.piece import Piece
 
 CHUNK = 1 << 20  # elements worked on at once; bounds the temporary memory
 BLOCK, LANES = 4096, 16  # of sum_squares
-NAN_BITS = 0x7FC00000  # of every NaN master: its upper half is a NaN as well, where that of 0x7fffffff rounds to zero
+NAN_BITS = 0x7FC00000  # of every NaN, whatever the processor makes; 0x7fffffff, a GPU's, would round to a zero in bf16
 
 
 class ReferenceKernel:
@@ -53,7 +53,8 @@ def _update_chunk(piece: Piece, fields: Mapping[str, torch.Tensor]) -> None:
     exp_avg_sq.copy_(exp_avg_sq * s.beta2 + (g * g) * s.one_minus_beta2)
     denominator = _sqrt(exp_avg_sq) * s.inv_sqrt_bias2 + s.eps
     master = decayed - (exp_avg / denominator) * s.step_size
-    master.view(torch.int32).masked_fill_(master.isnan(), NAN_BITS)
+    for values in (master, exp_avg, exp_avg_sq):
+        values.view(torch.int32).masked_fill_(values.isnan(), NAN_BITS)
     _store_master(piece.weight, fields, master)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import DTYPES, HYPERPARAMETERS, every_special_value, start, updates, values
 
 from tierstep.engine.adamw import cpu_kernel
 from tierstep.engine.adamw.fields import record_fields
@@ -21,9 +22,7 @@ from tierstep.errors import ConfigError
 
 from training_runs import bits
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIZES = (1, 3, 127, 511, 512, 513, 4095, 4096, 4097, 100_003)
-HYPERPARAMETERS = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 REFERENCE = ReferenceKernel()
 
 needs_native = pytest.mark.skipif(not shutil.which("g++"), reason="no compiler here, so there is no native kernel")
@@ -32,37 +31,6 @@ needs_native = pytest.mark.skipif(not shutil.which("g++"), reason="no compiler h
 @pytest.fixture(scope="module")
 def native():
     return NativeKernel()
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def values(seed, numel, dtype, *, exponents):
-    """Normal numbers times powers of two over a wide range, with zeros and denormals among them."""
-    g = generator(seed)
-    scale = torch.randint(*exponents, (numel,), generator=g).double()
-    found = torch.randn(numel, generator=g).double() * torch.exp2(scale)
-    found[torch.randint(0, numel, (numel // 7 + 1,), generator=g)] = 0.0
-    return found.to(dtype)
-
-
-def start(numel, dtype, seed=0):
-    weight = values(seed, numel, dtype, exponents=(-12, 4))
-    return weight, {name: torch.zeros(numel, dtype=d) for name, d in record_fields(dtype)}
-
-
-def updates(kernel, numel, weight_dtype, grad_dtype, *, steps=4, threads=1, cuts=(), exponents=(-60, 20)):
-    """Return all bits after some updates of a record in pieces cut at `cuts`."""
-    weight, fields = start(numel, weight_dtype)
-    edges = [0, *sorted(c % numel for c in cuts), numel]
-    for step in range(1, steps + 1):
-        grad = values(step, numel, grad_dtype, exponents=exponents)
-        grad[~torch.isfinite(grad)] = 1.0
-        numbers = scalars(**HYPERPARAMETERS, step=step, grad_scale=0.5)
-        pieces = [Piece(weight[a:b], grad[a:b], a, numbers) for a, b in zip(edges, edges[1:], strict=False) if a < b]
-        kernel.update(pieces, fields, threads=threads)
-    return {"weight": bits(weight), **{name: bits(f) for name, f in fields.items()}}
 
 
 @needs_native
@@ -88,6 +56,14 @@ def test_native_equals_the_reference_for_any_pieces_and_magnitudes(numel, cuts, 
     exponents = (lowest, lowest + 60)
     expected = updates(REFERENCE, numel, *dtypes, exponents=exponents)
     assert updates(NativeKernel(), numel, *dtypes, threads=threads, cuts=cuts, exponents=exponents) == expected
+
+
+@needs_native
+@pytest.mark.parametrize("grad_dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_special_values_come_out_alike_in_every_bit(native, weight_dtype, grad_dtype):
+    expected = every_special_value(REFERENCE, weight_dtype, grad_dtype)
+    assert every_special_value(native, weight_dtype, grad_dtype) == expected
 
 
 @needs_native
