@@ -1,8 +1,10 @@
 """tierstep: AdamW for PyTorch models whose optimizer state fits neither on the GPU nor in host RAM."""
 
 from tierstep.configs.schema import Tiers
-from tierstep.engine.checkpoint import CheckpointInfo, Checkpoints, PendingSave, verify_checkpoint
+from tierstep.engine.catalog import CheckpointInfo
+from tierstep.engine.checkpoint import Checkpoints, verify_checkpoint
 from tierstep.engine.optimizer import AdamW
+from tierstep.engine.pending import PendingSave
 from tierstep.engine.planning import MemoryPlan
 from tierstep.engine.trace import LaneReport, StepReport
 from tierstep.errors import (

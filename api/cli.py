@@ -5,18 +5,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from tierstep.checkpoint_commands import checkpoints_app
 from tierstep.configs.load import load_config, parse_override
 from tierstep.configs.schema import Model, TrainConfig
-from tierstep.errors import CheckpointCorrupt, CheckpointError, ConfigError, TierstepError
+from tierstep.errors import ConfigError, TierstepError
+from tierstep.terminal import AsJson, console, write_json
 from tierstep.version import __version__
 
 FAILED = 2
@@ -24,7 +24,6 @@ SIGNAL_BASE = 128  # shells' code for "ended by signal n" is 128 + n
 BESIDE_A_PATH = ("dtype", "activation_checkpointing")  # settings of [model] that go together with --model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-checkpoints_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
 app.add_typer(checkpoints_app, name="ckpt")
 
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset.")]
@@ -33,7 +32,6 @@ ModelPath = Annotated[Path | None, typer.Option("--model", help="Local Hugging F
 DataPath = Annotated[Path | None, typer.Option("--data", help="A text file or a folder of them.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run.")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Train up to this step.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def main() -> None:
@@ -85,12 +83,12 @@ def train(
     from tierstep.timelines import TimelineFiles
     from tierstep.train import train as run
 
-    console = _console(quiet=quiet)
+    screen = console(quiet=quiet)
     observers = [] if trace is None else [TimelineFiles(trace, trace_steps or ())]
-    with (ProgressBar if console.is_terminal else ProgressLines)(console) as progress:
+    with (ProgressBar if screen.is_terminal else ProgressLines)(screen) as progress:
         result = run(config, resume=resume, fresh=fresh, observer=Together(progress, *observers))
-    show_result(console, result)
-    _write_json(result_values(result))
+    show_result(screen, result)
+    write_json(result_values(result))
     if result.stopped_by is not None:
         raise typer.Exit(SIGNAL_BASE + result.stopped_by)
 
@@ -113,9 +111,9 @@ def plan(
 
     found = forecast(config, measure=measure)
     if as_json:
-        _write_json(forecast_values(found))
+        write_json(forecast_values(found))
     else:
-        show_forecast(_console(), found)
+        show_forecast(console(), found)
 
 
 @app.command()
@@ -129,44 +127,11 @@ def doctor(
 
     found = examine(directories or [Path()])
     if as_json:
-        _write_json(dataclasses.asdict(found))
+        write_json(dataclasses.asdict(found))
     else:
-        show_diagnosis(_console(), found)
+        show_diagnosis(console(), found)
     if found.problems:
         raise ConfigError("; ".join(found.problems))
-
-
-@checkpoints_app.command("ls")
-def list_checkpoints(directory: Path, as_json: AsJson = False) -> None:
-    """List the complete checkpoints of a directory, oldest first."""
-    from tierstep.engine.checkpoint import Checkpoints
-    from tierstep.show import show_checkpoints
-
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is no directory: name one that holds checkpoints")
-    found = Checkpoints(directory).list()
-    if as_json:
-        _write_json([dataclasses.asdict(info) for info in found])
-    else:
-        show_checkpoints(_console(), found)
-
-
-@checkpoints_app.command("verify")
-def verify_checkpoints(path: Path) -> None:
-    """Read every byte of a checkpoint, or of all in a directory, and compare it with its checksum."""
-    from tierstep.engine.checkpoint import verify_checkpoint
-
-    damage = []
-    for folder in _checkpoints_at(path):
-        try:
-            info = verify_checkpoint(folder)
-        except CheckpointError as error:
-            damage.append(str(error))
-            sys.stdout.write(f"{folder}: damaged\n")
-        else:
-            sys.stdout.write(f"{folder}: step {info.step}, {info.nbytes} bytes, sound\n")
-    if damage:
-        raise CheckpointCorrupt("; ".join(damage))
 
 
 def _config(source: str, settings: Sequence[str] | None, model: Path | None, options: dict[str, object]) -> TrainConfig:
@@ -179,29 +144,6 @@ def _config(source: str, settings: Sequence[str] | None, model: Path | None, opt
     kept = {key: getattr(config.model, key) for key in BESIDE_A_PATH}
     kept |= {key.removeprefix("model."): value for key, value in given.items() if key.startswith("model.")}
     return config.model_copy(update={"model": Model(path=model, **kept)})
-
-
-def _checkpoints_at(path: Path) -> list[Path]:
-    """Return the checkpoint at `path`, or all that lie in it, by name."""
-    from tierstep.engine.checkpoint import NAME
-    from tierstep.engine.manifest import MANIFEST_NAME
-
-    if NAME.fullmatch(path.absolute().name) or (path / MANIFEST_NAME).exists():
-        return [path]
-    found = sorted(folder for folder in path.glob("*") if NAME.fullmatch(folder.name))
-    if not found:
-        raise CheckpointError(f"{path} holds no checkpoint: name one, or a directory of them")
-    return found
-
-
-def _console(*, quiet: bool = False) -> Console:
-    """Return where people read: as wide as the terminal; elsewhere wide enough for whole lines."""
-    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
-
-
-def _write_json(values: object) -> None:
-    sys.stdout.write(json.dumps(values, default=str) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

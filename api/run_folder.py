@@ -14,7 +14,8 @@ from itertools import count
 from pathlib import Path
 
 from tierstep.configs.schema import OUTPUT, Tiers, TrainConfig
-from tierstep.engine.checkpoint import CheckpointInfo, Checkpoints
+from tierstep.engine.catalog import CheckpointInfo
+from tierstep.engine.checkpoint import Checkpoints
 from tierstep.engine.directory_lock import DirectoryLock
 from tierstep.errors import ConfigError
 from tierstep.io.directories import require_directory
@@ -27,7 +28,9 @@ class RunFolder:
     def __init__(self, config: TrainConfig) -> None:
         self.path = config.run.output
         self.losses = self.path / "losses.jsonl"
-        self.checkpoints = Checkpoints(self.path / "checkpoints", keep=config.run.keep)
+        self.checkpoints = Checkpoints(
+            self.path / "checkpoints", keep=config.run.keep, keep_every=config.run.keep_every
+        )
         self._own_nvme = own_directories(config)
 
     def continued(self, *, resume: bool, fresh: bool) -> CheckpointInfo | None:

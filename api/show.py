@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tierstep.configs.sizes import format_bytes
 from tierstep.doctor import Diagnosis, DirectoryStatus
-from tierstep.engine.checkpoint import CheckpointInfo
+from tierstep.engine.catalog import CheckpointInfo
 from tierstep.engine.planning import MemoryPlan
 from tierstep.forecast import Forecast
 from tierstep.progress import time_shares

@@ -13,7 +13,7 @@ import torch
 
 from tierstep.configs.schema import TrainConfig
 from tierstep.data import TextData, open_data
-from tierstep.engine.checkpoint import CheckpointInfo
+from tierstep.engine.catalog import CheckpointInfo
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.timeline import Event, Timeline
 from tierstep.engine.trace import StepReport

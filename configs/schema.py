@@ -271,6 +271,9 @@ class Run(Section):
     keep: Annotated[int, Field(ge=1)] = 3
     """How many of the newest checkpoints stay. Default: 3."""
 
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """Checkpoints of steps that are multiples of it stay too. Default: none."""
+
     # ---- performance
 
     threads: Annotated[int, Field(ge=1)] | None = None

@@ -2,98 +2,50 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
-import re
 import secrets
 import shutil
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tierstep.engine.catalog import SAVING, CheckpointInfo, describe, list_sound, look, newest, remove_leftovers
 from tierstep.engine.directory_lock import DirectoryLock
-from tierstep.engine.manifest import MANIFEST_NAME, Manifest, read_manifest
+from tierstep.engine.manifest import read_manifest
 from tierstep.engine.optimizer import AdamW
+from tierstep.engine.pending import PendingSave
 from tierstep.engine.restoring import restore_into, verify_files
+from tierstep.engine.retention import Retention, prune_older
 from tierstep.engine.saving import Snapshot, take_snapshot, write_checkpoint
-from tierstep.errors import CheckpointError, ConfigError
+from tierstep.errors import ConfigError
 from tierstep.io.directories import require_directory
 from tierstep.io.durable import fsync_directory, make_directories
 from tierstep.io.failures import named_failures
 from tierstep.io.selection import open_backend
 
-NAME = re.compile(r"step-(\d{8,})(\.\d+)?")
 MAX_STEP = 1 << 60
-LOGGER = logging.getLogger("tierstep")
-SAVING, DELETING = ".saving-", ".deleting-"
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """One complete checkpoint of a directory."""
-
-    path: Path
-    step: int
-    sequence: int
-    nbytes: int
-
-
-class PendingSave:
-    """The handle of a save that goes on in the background. Any thread may ask."""
-
-    def __init__(self, finish: Callable[[], Path]) -> None:
-        self._finish = finish
-        self._path: Path | None = None
-        self._error: BaseException | None = None
-        self.error_was_raised = False
-        self._thread = threading.Thread(target=self._run, name="tierstep-save")
-        self._thread.start()
-
-    def done(self) -> bool:
-        """Say whether the save has ended, well or badly. Never blocks."""
-        return not self._thread.is_alive()
-
-    def join(self) -> None:
-        """Block until the save has ended, well or badly; raise nothing."""
-        self._thread.join()
-
-    def wait(self) -> Path:
-        """Block until the checkpoint is complete and return its path; raise what went wrong, as often as asked."""
-        self.join()
-        if self._error is not None:
-            self.error_was_raised = True
-            raise self._error
-        if self._path is None:
-            raise ValueError("a save ended without an outcome")
-        return self._path
-
-    def _run(self) -> None:
-        try:
-            self._path = self._finish()
-        except BaseException as error:  # noqa: BLE001 - it appears in `wait`
-            self._error = error
-            LOGGER.error("a checkpoint was not saved: %s", error)  # for whoever never waits
 
 
 class Checkpoints:
     """Saves into, and restores from, `directory`, which is made if need be.
 
     A checkpoint becomes visible under its name only when every byte of it is durable; a process that is killed at
-    any instant leaves the older ones as they were. `keep` is how many complete ones stay; None keeps all.
+    any instant leaves the older ones as they were. The `keep` newest complete ones stay (None: all), and so does every
+    step that is a multiple of `keep_every`.
     Not thread-safe. Two processes must not save into one directory at once: the second gets a `CheckpointError`.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int | None = 3) -> None:
-        if keep is not None and (not isinstance(keep, int) or keep < 1):
-            raise ConfigError(f"keep={keep}: keep at least 1 checkpoint, a whole number, or give None to keep all")
+    def __init__(
+        self, directory: str | os.PathLike[str], keep: int | None = 3, *, keep_every: int | None = None
+    ) -> None:
+        Retention(keep, keep_every)  # is checked
         self.directory = Path(directory)
         self.keep = keep
+        self.keep_every = keep_every
         self._last: PendingSave | None = None
 
     def save(
@@ -114,7 +66,7 @@ class Checkpoints:
         is raised here.
 
         Raises `ConfigError` for an `extra` that it cannot hold, and `DiskFull` when there is not enough space. When a
-        save fails, the older checkpoints are as they were. Deletes what `keep` leaves out when the new one is complete.
+        save fails, the older checkpoints are as they were. When the new one is complete, those go that need not stay.
         """
         step = _checked_step(step)
         _check_kinds(model, optimizer, extra)
@@ -122,8 +74,8 @@ class Checkpoints:
         self._make_directory()
         with ExitStack() as resources:
             resources.enter_context(DirectoryLock(self.directory))
-            self._remove_leftovers()
-            present, _ = self._look()
+            remove_leftovers(self.directory)
+            present, _ = look(self.directory)
             sequence = 1 + max((info.sequence for info in present), default=0)
             draft = self.directory / f"{SAVING}{step:08d}-{secrets.token_hex(4)}"
             draft.mkdir()
@@ -157,7 +109,7 @@ class Checkpoints:
         _check_kinds(model, optimizer, None)
         self._await_last()
         if path is None:
-            path = self._newest()
+            path = newest(self.directory)
             if path is None:
                 return None
         folder = Path(path).resolve()
@@ -165,33 +117,7 @@ class Checkpoints:
 
     def list(self) -> tuple[CheckpointInfo, ...]:
         """Return the complete checkpoints, oldest save first; those with a damaged manifest are left out and logged."""
-        present, damaged = self._look()
-        for error in damaged.values():
-            LOGGER.warning("%s", error)
-        return present
-
-    def _look(self) -> tuple[tuple[CheckpointInfo, ...], dict[Path, CheckpointError]]:
-        """Return the sound checkpoints, oldest save first, and what is wrong with the others."""
-        found, damaged = [], {}
-        for folder in self.directory.iterdir() if self.directory.is_dir() else ():
-            if not NAME.fullmatch(folder.name) or not (folder / MANIFEST_NAME).is_file():
-                continue
-            try:
-                found.append(_describe(folder, read_manifest(folder)))
-            except (CheckpointError, FileNotFoundError) as error:
-                if isinstance(error, CheckpointError) and folder.exists():  # else it was pruned a moment ago
-                    damaged[folder] = error
-        return tuple(sorted(found, key=lambda info: info.sequence)), damaged
-
-    def _newest(self) -> Path | None:
-        """Return the newest complete checkpoint; raise if a damaged one may be newer, going by its name."""
-        present, damaged = self._look()
-        for folder, error in damaged.items():
-            name = NAME.fullmatch(folder.name)
-            if not present or (name is not None and int(name[1]) >= present[-1].step):
-                raise error
-            LOGGER.warning("%s", error)
-        return present[-1].path if present else None
+        return list_sound(self.directory)
 
     def _make_directory(self) -> None:
         try:
@@ -202,11 +128,12 @@ class Checkpoints:
 
     def _finish(self, draft: Path, snapshot: Snapshot, older: Sequence[CheckpointInfo], resources: ExitStack) -> Path:
         """Write a snapshot, publish it, delete what is superfluous, and let go of the directory."""
+        retention = Retention(self.keep, self.keep_every)
         with resources:
             with open_backend("threads") as backend:
                 write_checkpoint(draft, snapshot, backend)
             path = self._publish(draft, snapshot.step)
-            self._prune(older)
+            prune_older(older, CheckpointInfo(path, snapshot.step, snapshot.sequence, 0), retention)
         return path
 
     def _await_last(self) -> None:
@@ -230,37 +157,13 @@ class Checkpoints:
         fsync_directory(self.directory)
         return path
 
-    def _prune(self, older: Sequence[CheckpointInfo]) -> None:
-        if self.keep is not None:
-            for info in older[: max(0, len(older) + 1 - self.keep)]:
-                try:
-                    delete_checkpoint(info.path)
-                except FileNotFoundError:
-                    continue  # somebody has deleted it already
-                except OSError as error:  # the new checkpoint is complete all the same
-                    LOGGER.warning("the superfluous checkpoint %s was not deleted: %s", info.path, error)
-
-    def _remove_leftovers(self) -> None:
-        """Remove what a killed process left half-written or half-deleted; the lock says that nobody is at work."""
-        for folder in self.directory.iterdir():
-            if folder.name.startswith((SAVING, DELETING)) and folder.is_dir() and not folder.is_symlink():
-                shutil.rmtree(folder)
-
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> CheckpointInfo:
     """Read every byte of a checkpoint and compare. Raises `CheckpointError` naming what is wrong. Blocks."""
     folder = Path(path).resolve()
     manifest = read_manifest(folder)
     verify_files(folder, manifest)
-    return _describe(folder, manifest)
-
-
-def delete_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint: out of sight in one rename, then file by file. Blocks."""
-    doomed = folder.with_name(f"{DELETING}{folder.name}-{secrets.token_hex(4)}")
-    folder.rename(doomed)
-    fsync_directory(folder.parent)
-    shutil.rmtree(doomed)
+    return describe(folder, manifest)
 
 
 def _checked_step(step: object) -> int:
@@ -281,8 +184,3 @@ def _check_kinds(model: object, optimizer: object, extra: object) -> None:
     ):
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name} is a {type(value).__name__}: give a {kind.__module__}.{kind.__qualname__}")
-
-
-def _describe(folder: Path, manifest: Manifest) -> CheckpointInfo:
-    nbytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return CheckpointInfo(folder, manifest.step, manifest.sequence, nbytes)

@@ -11,7 +11,7 @@ import torch
 
 import tierstep
 from tierstep import Tiers
-from tierstep.engine.checkpoint import PendingSave
+from tierstep.engine.pending import PendingSave
 from tierstep.errors import DiskFull
 from tierstep.io.threads import ThreadBackend
 

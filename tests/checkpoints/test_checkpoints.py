@@ -334,8 +334,3 @@ def test_two_savers_in_one_directory_are_refused(tmp_path):
 
     with DirectoryLock(tmp_path), pytest.raises(tierstep.CheckpointError, match="in use by another run or save"):
         tierstep.Checkpoints(tmp_path).save(1)
-
-
-def test_keep_below_one_is_refused(tmp_path):
-    with pytest.raises(tierstep.ConfigError, match="keep=0"):
-        tierstep.Checkpoints(tmp_path, keep=0)

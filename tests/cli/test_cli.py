@@ -161,6 +161,17 @@ def test_ckpt_verify_finds_a_flipped_bit_and_names_the_file(run, tmp_path):
     assert "step-00000008: step 8" in found[1]
 
 
+def test_ckpt_prune_says_what_it_would_delete_and_then_deletes_it(run, tmp_path):
+    assert run("train", write_config(tmp_path), "--quiet")[0] == 0
+    folder = tmp_path / "run/checkpoints"
+    rule = ["--keep", 1, "--keep-every", 6]
+    assert run("ckpt", "prune", folder, *rule, "--dry-run")[:2] == (0, f"would delete {folder / 'step-00000003'}\n")
+    assert run("ckpt", "prune", folder, *rule)[:2] == (0, f"deleted {folder / 'step-00000003'}\n")
+    assert run("ckpt", "prune", folder, *rule)[:2] == (0, f"nothing to delete in {folder}\n")
+    assert [info["step"] for info in json.loads(run("ckpt", "ls", folder, "--json")[1])] == [6, 8]
+    assert_refused(run("ckpt", "prune", folder, "--keep", 0), "keep=0")
+
+
 @pytest.mark.parametrize("verb", ["ls", "verify"])
 def test_a_place_without_checkpoints_is_refused(run, tmp_path, verb):
     assert_refused(run("ckpt", verb, tmp_path / "nope"), "nope")
