@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +17,7 @@ from tierstep.configs.schema import TrainConfig
 from tierstep.data import TextData, open_data
 from tierstep.engine.catalog import CheckpointInfo
 from tierstep.engine.optimizer import AdamW
+from tierstep.engine.signal_flag import SignalFlag
 from tierstep.engine.timeline import Event, Timeline
 from tierstep.engine.trace import StepReport
 from tierstep.identity import RunIdentity, identify, read_identity, require_same
@@ -24,7 +27,6 @@ from tierstep.observer import Observer, RunStart, Silent, StepEvent, StepTimes
 from tierstep.process_memory import peak_resident_bytes
 from tierstep.results import Totals, TrainResult
 from tierstep.run_folder import RunFolder
-from tierstep.stopping import StopSignals
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def forward_backward(model: torch.nn.Module, data: TextData, step: int, micro_st
 
 def _train(run: Run, done: int) -> TrainResult:
     settings, totals, first_step = run.config.run, Totals(), done + 1
-    with LossLog(run.folder.losses, keep_through=done) as losses, StopSignals() as stop:
+    with LossLog(run.folder.losses, keep_through=done) as losses, _stop_signals() as stop:
         stopping = False
         while done < settings.steps and not stopping:
             event = _step(run, done + 1)
@@ -208,6 +210,14 @@ def _result(run: Run, totals: Totals, first_step: int, done: int, stopped_by: in
         moved_bytes=run.optimizer.moved_bytes(),
         peak_rss_bytes=peak_resident_bytes(),
     )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[SignalFlag]:
+    """Note SIGINT and SIGTERM, where this thread may."""
+    stop = SignalFlag(signal.SIGINT, signal.SIGTERM)
+    with stop if threading.current_thread() is threading.main_thread() else nullcontext():
+        yield stop
 
 
 @contextmanager

@@ -6,14 +6,16 @@ import operator
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from tierstep.engine.catalog import SAVING, CheckpointInfo, describe, list_sound, look, newest, remove_leftovers
+from tierstep.engine.contents import collect
 from tierstep.engine.directory_lock import DirectoryLock
 from tierstep.engine.manifest import read_manifest
 from tierstep.engine.optimizer import AdamW
@@ -21,6 +23,8 @@ from tierstep.engine.pending import PendingSave
 from tierstep.engine.restoring import restore_into, verify_files
 from tierstep.engine.retention import Retention, prune_older
 from tierstep.engine.saving import Snapshot, take_snapshot, write_checkpoint
+from tierstep.engine.signal_flag import SignalFlag, as_numbers
+from tierstep.engine.stateful import Stateful, given_parts
 from tierstep.errors import ConfigError
 from tierstep.io.directories import require_directory
 from tierstep.io.durable import fsync_directory, make_directories
@@ -37,16 +41,42 @@ class Checkpoints:
     any instant leaves the older ones as they were. The `keep` newest complete ones stay (None: all), and so does every
     step that is a multiple of `keep_every`.
     Not thread-safe. Two processes must not save into one directory at once: the second gets a `CheckpointError`.
+
+    `on_signal` names a signal, or several, that from now on only make `save_requested` say so, until `close` or the end
+    of a `with` block (see `SignalFlag`). Raises `ConfigError` outside the main thread, or for what is no signal.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], keep: int | None = 3, *, keep_every: int | None = None
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None = 3,
+        *,
+        keep_every: int | None = None,
+        on_signal: int | Iterable[int] | None = None,
     ) -> None:
         Retention(keep, keep_every)  # is checked
         self.directory = Path(directory)
         self.keep = keep
         self.keep_every = keep_every
         self._last: PendingSave | None = None
+        self._signals = SignalFlag(*as_numbers(on_signal))
+        if on_signal is not None:
+            self._signals.install()
+
+    def save_requested(self) -> bool:
+        """Say whether a signal of `on_signal` has come: save with `wait=True` after the step under way, and end."""
+        return self._signals.received is not None
+
+    def close(self) -> None:
+        """Wait for the save under way, and give the signals back. Raises its error if nobody has seen it."""
+        self._signals.close()
+        self._await_last()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def save(
         self,
@@ -54,22 +84,30 @@ class Checkpoints:
         *,
         optimizer: AdamW | None = None,
         model: torch.nn.Module | None = None,
+        scheduler: Stateful | None = None,
+        scaler: Stateful | None = None,
+        data: Stateful | None = None,
         extra: Mapping[str, Any] | None = None,
         wait: bool = False,
     ) -> PendingSave:
         """Begin a checkpoint named after `step`, of the values as they are now, whatever training does meanwhile.
 
-        Holds weights and buffers of `model`, all of `optimizer`, the random states, and `extra` (numbers, strings,
-        lists, tuples, dicts, tensors). Blocks while the weights are copied in memory and cold records are linked;
+        Holds weights and buffers of `model`, all of `optimizer`, the random states, the `state_dict()` of `scheduler`,
+        `scaler` and `data` (a `StatefulDataLoader`, or your own), and `extra`; these may consist of numbers, strings,
+        lists, tuples, dicts and tensors. Blocks while the weights are copied in memory and cold records are linked;
         the rest is written in the background (`wait=True`: before this returns), and `PendingSave.wait()` raises what
         goes wrong there. A save that is still under way is waited for first, and its error, if nobody has seen it,
         is raised here.
 
-        Raises `ConfigError` for an `extra` that it cannot hold, and `DiskFull` when there is not enough space. When a
-        save fails, the older checkpoints are as they were. When the new one is complete, those go that need not stay.
+        Raises `ConfigError` naming what a checkpoint cannot hold, before anything is written, and `DiskFull` when there
+        is not enough space. When a save fails, the older checkpoints are as they were. When the new one is complete,
+        those go that need not stay.
         """
         step = _checked_step(step)
         _check_kinds(model, optimizer, extra)
+        if optimizer is not None:
+            optimizer.stepper.require_whole("save a checkpoint")
+        contents = collect(model, given_parts(scheduler=scheduler, scaler=scaler, data=data), extra or {})
         self._await_last()
         self._make_directory()
         with ExitStack() as resources:
@@ -80,7 +118,7 @@ class Checkpoints:
             draft = self.directory / f"{SAVING}{step:08d}-{secrets.token_hex(4)}"
             draft.mkdir()
             resources.callback(shutil.rmtree, draft, ignore_errors=True)  # nothing is left of it once it is published
-            snapshot = take_snapshot(draft, (step, sequence), model, optimizer, extra or {})
+            snapshot = take_snapshot(draft, (step, sequence), contents, optimizer)
             if snapshot.frozen is not None:
                 resources.callback(snapshot.frozen.close)
             rest = resources.pop_all()
@@ -98,22 +136,27 @@ class Checkpoints:
         *,
         optimizer: AdamW | None = None,
         model: torch.nn.Module | None = None,
+        scheduler: Stateful | None = None,
+        scaler: Stateful | None = None,
+        data: Stateful | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> dict[str, Any] | None:
         """Take over the newest complete checkpoint, or the one at `path`; return its `extra`. Blocks.
 
         Returns None when the directory has no complete checkpoint. Budgets, subgroup size, kernel and I/O backend
         may differ from those it was saved with. Raises `CheckpointCorrupt` or `CheckpointMismatch` before anything
-        is changed; a damaged newest checkpoint is never passed over in silence.
+        is changed, also when `scheduler`, `scaler` or `data` refuses its state; a damaged newest checkpoint is never
+        passed over in silence.
         """
         _check_kinds(model, optimizer, None)
+        parts = given_parts(scheduler=scheduler, scaler=scaler, data=data)
         self._await_last()
         if path is None:
             path = newest(self.directory)
             if path is None:
                 return None
         folder = Path(path).resolve()
-        return restore_into(folder, read_manifest(folder), model, optimizer)
+        return restore_into(folder, read_manifest(folder), model, optimizer, parts)
 
     def list(self) -> tuple[CheckpointInfo, ...]:
         """Return the complete checkpoints, oldest save first; those with a damaged manifest are left out and logged."""

@@ -126,6 +126,7 @@ class Manifest(_Strict):
     tied: dict[str, str]
     tensors: SavedTensors | None
     rng: dict[str, Any]
+    states: dict[str, Any] = Field(default_factory=dict)
     extra: dict[str, Any]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tierstep.engine.optimizer import AdamW
 from tierstep.engine.rng import rng_states, set_rng_states
 from tierstep.engine.saved_state import SavedState, layout_of
 from tierstep.engine.state_dict import checked_group
+from tierstep.engine.stateful import Stateful, load_states, require_saved
 from tierstep.engine.tensor_file import read_tensors
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
 
@@ -32,11 +34,15 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def restore_into(
-    folder: Path, manifest: Manifest, model: torch.nn.Module | None, optimizer: AdamW | None
+    folder: Path,
+    manifest: Manifest,
+    model: torch.nn.Module | None,
+    optimizer: AdamW | None,
+    parts: Mapping[str, Stateful],
 ) -> dict[str, Any]:
-    """Verify, match, then take over weights, state, step counts, groups and random states; return the extras. Blocks.
+    """Verify, match, then take over weights, state, step counts, groups, parts and random states. Blocks.
 
-    Raises `CheckpointCorrupt` or `CheckpointMismatch` before anything is changed.
+    Returns the extras. Raises `CheckpointCorrupt` or `CheckpointMismatch` before anything is changed.
     """
     tensors = {} if manifest.tensors is None else _read_tensors(folder, manifest.tensors)
     weights = _matched_weights(folder, manifest, model)
@@ -47,11 +53,19 @@ def restore_into(
         for record in _records_with_files(manifest):
             _verify_record(folder, record, manifest)
     extra = _decoded(folder, manifest.extra, tensors)
-    _set_rng(folder, _decoded(folder, manifest.rng, tensors))
+    states = _decoded(folder, manifest.states, tensors)
+    require_saved(parts, states, folder)
+    random_states = _decoded(folder, manifest.rng, tensors)
+    with ExitStack() as undo:
+        undo.callback(set_rng_states, rng_states())
+        _set_rng(folder, random_states)
+        load_states(parts, states, folder)
+        undo.pop_all()
     for target, source in weights:
         target.copy_(source)
     if optimizer is not None:
         _take_over(folder, saved, groups, optimizer)
+    set_rng_states(random_states)  # again, after whatever the parts have drawn
     return extra
 
 
@@ -66,12 +80,10 @@ def _decoded(folder: Path, value: dict[str, Any], tensors: Mapping[str, torch.Te
 
 
 def _set_rng(folder: Path, states: dict[str, Any]) -> None:
-    """Set the random states first of all, because that tells whether they are sound; undo it if they are not."""
-    before = rng_states()
+    """Set the random states, which tells whether they are sound."""
     try:
         set_rng_states(states)
     except MALFORMED as error:
-        set_rng_states(before)
         raise CheckpointCorrupt(f"{folder} holds random states that no save wrote ({error!r})") from error
 
 

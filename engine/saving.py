@@ -11,6 +11,7 @@ import torch
 
 from tierstep import version
 from tierstep.engine.adamw.fields import record_fields
+from tierstep.engine.contents import Contents
 from tierstep.engine.extras import encode
 from tierstep.engine.manifest import (
     DTYPES,
@@ -23,11 +24,10 @@ from tierstep.engine.manifest import (
     write_manifest,
 )
 from tierstep.engine.optimizer import AdamW
-from tierstep.engine.rng import rng_states
 from tierstep.engine.subgroups import Subgroup
-from tierstep.engine.tensor_file import tensors_nbytes, write_tensors
+from tierstep.engine.tensor_file import write_tensors
 from tierstep.engine.training_state import TrainingState
-from tierstep.errors import ConfigError, DiskFull
+from tierstep.errors import DiskFull
 from tierstep.io.backend import IoBackend
 from tierstep.io.durable import fsync_directory, fsync_file
 from tierstep.io.failures import free_bytes
@@ -48,58 +48,36 @@ class Snapshot:
 
     step: int
     sequence: int
-    weights: dict[str, torch.Tensor] | None
-    tied: dict[str, str]
+    contents: Contents
     optimizer: SavedOptimizer | None
     linked: dict[int, str]
     frozen: Freeze | None
-    tensors: dict[str, torch.Tensor]
-    rng: Any
-    extra: Any
 
 
-def take_snapshot(
-    folder: Path,
-    numbers: tuple[int, int],
-    model: torch.nn.Module | None,
-    optimizer: AdamW | None,
-    extra: Mapping[str, Any],
-) -> Snapshot:
+def take_snapshot(folder: Path, numbers: tuple[int, int], contents: Contents, optimizer: AdamW | None) -> Snapshot:
     """Collect what is to be saved under `numbers` (step, sequence) into `folder`, and link what lies in files there.
 
-    Blocks for a copy of the weights in memory. Raises `ConfigError` for what a checkpoint cannot hold, and `DiskFull`
-    when there is no room for what will be written; nothing but links is in `folder` yet.
+    Blocks for a copy of the weights in memory. Raises `DiskFull` when there is no room for what will be written;
+    nothing but links is in `folder` yet.
     """
-    if optimizer is not None:
-        optimizer.stepper.require_whole("save a checkpoint")
-    tensors: dict[str, torch.Tensor] = {}
-    rng, encoded = encode(rng_states(), tensors, "rng"), encode(dict(extra), tensors, "extra")
-    weights, tied = (None, {}) if model is None else _unique(_tensors_of(model))
     (folder / RECORDS_FOLDER).mkdir()
     state = None if optimizer is None else optimizer.training_state
     linked = {} if state is None else _link_records(folder, state)
     to_copy = {} if state is None else _records_to_copy(state, linked)
     in_new_files = 0 if state is None else sum(state.subgroups[index].layout.padded_nbytes for index in linked)
-    written = sum(to_copy.values()) + tensors_nbytes(weights or {}) + tensors_nbytes(tensors)
-    _require_space(folder, written, in_new_files)
-    copies = None if weights is None else _copies(weights), _copies(tensors)
-    description = None if optimizer is None else _describe_optimizer(optimizer)
+    _require_space(folder, sum(to_copy.values()) + contents.nbytes, in_new_files)
     return Snapshot(
         *numbers,
-        weights=copies[0],
-        tied=tied,
-        optimizer=description,
+        contents=contents.copied(),
+        optimizer=None if optimizer is None else _describe_optimizer(optimizer),
         linked=linked,
         frozen=None if state is None else state.store.freeze(list(to_copy)),  # last: it waits for its consumer
-        tensors=copies[1],
-        rng=rng,
-        extra=encoded,
     )
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> None:
     """Write a snapshot into its folder; the manifest comes last, when all else is durable. Blocks; on any thread."""
-    checksums = dict(snapshot.linked)
+    contents, checksums = snapshot.contents, dict(snapshot.linked)
     if snapshot.frozen is not None and snapshot.optimizer is not None:
         checksums |= _copy_records(folder, snapshot.frozen, snapshot.optimizer, backend)
     for index in checksums:
@@ -112,11 +90,12 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, backend: IoBackend) -> No
         step=snapshot.step,
         sequence=snapshot.sequence,
         optimizer=None if snapshot.optimizer is None else _with_files(snapshot.optimizer, checksums),
-        model=None if snapshot.weights is None else _write_tensors(folder, MODEL_FILE, snapshot.weights),
-        tied=snapshot.tied,
-        tensors=_write_tensors(folder, TENSORS_FILE, snapshot.tensors) if snapshot.tensors else None,
-        rng=snapshot.rng,
-        extra=snapshot.extra,
+        model=None if contents.weights is None else _write_tensors(folder, MODEL_FILE, contents.weights),
+        tied=contents.tied,
+        tensors=_write_tensors(folder, TENSORS_FILE, contents.tensors) if contents.tensors else None,
+        rng=contents.rng,
+        states=contents.states,
+        extra=contents.extra,
     )
     write_manifest(folder, manifest)
 
@@ -134,31 +113,6 @@ def _require_space(folder: Path, written: int, in_new_files: int) -> None:
             f"free some space or lower keep",
             path=folder,
         )
-
-
-def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    found = model.state_dict()
-    for name, value in found.items():
-        if not isinstance(value, torch.Tensor):
-            raise ConfigError(
-                f"{name} in the model's state dict is a {type(value).__name__}: put what is no tensor into extra"
-            )
-    return dict(found)
-
-
-def _unique(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Split a model's state dict into tensors of their own and names that are tied to one of those."""
-    unique: dict[str, torch.Tensor] = {}
-    tied: dict[str, str] = {}
-    owners: dict[tuple[object, ...], str] = {}
-    for name, tensor in weights.items():
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() and identity in owners:
-            tied[name] = owners[identity]
-        else:
-            owners[identity] = name
-            unique[name] = tensor
-    return unique, tied
 
 
 def _write_tensors(folder: Path, file: str, tensors: Mapping[str, torch.Tensor]) -> SavedTensors:
@@ -258,11 +212,6 @@ def _describe_record(state: TrainingState, subgroup: Subgroup) -> SavedRecord:
 
 def _file_nbytes(record: SavedRecord) -> int:
     return RecordLayout(record.numel, record_fields(DTYPES[record.dtype])).padded_nbytes
-
-
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return copies on the CPU, which nobody changes."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _dtype_name(dtype: torch.dtype) -> Any:  # noqa: ANN401 - one of the manifest's literals

@@ -70,18 +70,24 @@ def read_tensors(path: Path, checksums: Mapping[str, str]) -> dict[str, torch.Te
     return tensors
 
 
+def require_storable(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ConfigError` naming a tensor that a safetensors file cannot hold."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ConfigError(f"tensor {name} is {tensor.dtype}, which a safetensors file cannot hold")
+        if name == "__metadata__" or not name.isprintable():
+            raise ConfigError(f"a tensor is named {name!r}, which a safetensors file cannot hold: rename it")
+
+
 def tensors_nbytes(tensors: Mapping[str, torch.Tensor]) -> int:
     """Return the bytes that a file of these tensors takes, its header included."""
     return len(_header(tensors)) + sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    require_storable(tensors)
     entries, end = {}, 0
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPE_NAMES:
-            raise ConfigError(f"tensor {name} is {tensor.dtype}, which a safetensors file cannot hold")
-        if name == "__metadata__" or not name.isprintable():
-            raise ConfigError(f"a tensor is named {name!r}, which a safetensors file cannot hold: rename it")
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": DTYPE_NAMES[tensor.dtype],
