@@ -81,6 +81,11 @@ class Tiers(Section):
     stride: Annotated[int, Field(ge=1)] = 2
     """With schedule = "stride": the GPU updates one subgroup in so many. Default: 2."""
 
+    overlap: Literal["none", "forward"] = "none"
+    """What goes on during the update. Default: nothing; `step()` returns when all weights are final. "forward": it
+    returns at once, and each module's forward waits for its own weights; needs `optimizer.attach(model)`. Gradients
+    stay in memory until they were used, also after `zero_grad()`."""
+
     threads: Annotated[int, Field(ge=1)] | None = None
     """Threads of the update on the CPU. Default: as many as torch uses."""
 
@@ -102,6 +107,7 @@ class Tiers(Section):
             slots: int | None = None,
             schedule: Literal["greedy", "stride", "cpu", "gpu"] = "greedy",
             stride: int = 2,
+            overlap: Literal["none", "forward"] = "none",
             threads: int | None = None,
             backend: Literal["auto", "threads", "uring", "libaio"] = "auto",
             kernel: Literal["auto", "native", "reference"] = "auto",

@@ -24,7 +24,7 @@ from tierstep.engine.accelerator import Accelerator, Mark, Stream
 from tierstep.engine.adamw.formula import Scalars
 from tierstep.engine.adamw.kernels import CpuKernel, UpdateKernel
 from tierstep.engine.adamw.piece import Piece
-from tierstep.engine.compute import squares
+from tierstep.engine.compute import Publish, squares
 from tierstep.engine.gradients import Gradients
 from tierstep.engine.pipeline import Processor
 from tierstep.engine.planning import STAGING_ALIGNMENT_BYTES, MemoryPlan
@@ -98,15 +98,16 @@ class GpuCompute:
         """See `Compute.is_finite`."""
         return self.norm(gradients, positions) < float("inf")  # squares of fp32 numbers do not overflow fp64
 
-    def begin(self, update: Update, on_device: Collection[int], trace: Trace) -> Sequence[Processor]:
+    def begin(self, update: Update, on_device: Collection[int], trace: Trace, publish: Publish) -> Sequence[Processor]:
         """See `Compute.begin`."""
-        caller = self._accelerator.caller()
-        ready = caller.mark()  # gradients and weights are final, and nobody reads the weights any more
+        ready = (
+            self._accelerator.caller().mark()
+        )  # gradients and weights are final, and nobody reads the weights any more
         for stream in (self._streams.gpu, self._streams.weights_out, self._streams.weights_in):
             stream.after(ready)
         clock = Clock(trace, time.perf_counter(), self._streams.h2d.mark())
-        gpu = GpuProcessor(update, self._gpu_kernel, self._streams, self._slots, frozenset(on_device), clock)
-        cpu = StagedCpuProcessor(update, self._cpu_kernel, self._threads, self._streams, self._stagings, caller, clock)
+        gpu = GpuProcessor(update, self._gpu_kernel, self._streams, self._slots, frozenset(on_device), publish, clock)
+        cpu = StagedCpuProcessor(update, self._cpu_kernel, self._threads, self._streams, self._stagings, publish, clock)
         return [gpu, cpu]
 
 
@@ -157,6 +158,7 @@ class GpuProcessor:
     streams: Streams
     slots: deque[torch.Tensor]
     on_device: frozenset[int]
+    publish: Publish
     clock: Clock
     lane: str = "gpu"
 
@@ -171,6 +173,7 @@ class GpuProcessor:
         nbytes = layout.nbytes
         if subgroup in self.on_device:
             updated = self.clock.run(streams.gpu, "gpu", subgroup, nbytes, partial(self._update, subgroup, fields))
+            self.publish(subgroup, updated)
             return updated.wait
         inside = layout.views(self.slots[0])  # free: no more than `depth` subgroups are under way
         arrived = self.clock.run(streams.h2d, "h2d", subgroup, nbytes, partial(_copy, inside, fields))
@@ -179,6 +182,7 @@ class GpuProcessor:
         streams.d2h.after(updated)
         stored = self.clock.run(streams.d2h, "d2h", subgroup, nbytes, partial(_copy, fields, inside))
         self.slots.rotate(-1)
+        self.publish(subgroup, updated)
         return stored.wait
 
     def _update(self, subgroup: int, fields: dict[str, torch.Tensor]) -> None:
@@ -194,7 +198,7 @@ class StagedCpuProcessor:
     threads: int
     streams: Streams
     stagings: deque[Staging]
-    caller: Stream
+    publish: Publish
     clock: Clock
     lane: str = "cpu"
 
@@ -254,7 +258,7 @@ class StagedCpuProcessor:
             sum(_nbytes(piece.weight) for piece in pieces),
             partial(self._empty, subgroup, pieces),
         )
-        self.caller.after(staging.free)
+        self.publish(subgroup, staging.free)
 
     def _empty(self, subgroup: int, pieces: Sequence[Piece]) -> None:
         for (part, _, _), piece in zip(self.step.parts(subgroup), pieces, strict=True):

@@ -9,12 +9,15 @@ from typing import Protocol
 
 import torch
 
+from tierstep.engine.accelerator import Mark
 from tierstep.engine.adamw.kernels import CpuKernel
 from tierstep.engine.gradients import Gradients, fold
 from tierstep.engine.pipeline import Processor
 from tierstep.engine.planning import MemoryPlan
 from tierstep.engine.trace import Trace
 from tierstep.engine.update import CpuProcessor, Update
+
+Publish = Callable[[int, Mark], None]
 
 
 class Compute(Protocol):
@@ -36,8 +39,12 @@ class Compute(Protocol):
     def is_finite(self, gradients: Gradients, positions: Sequence[int]) -> bool:
         """Say whether some shards' gradients have neither inf nor nan. Blocks."""
 
-    def begin(self, update: Update, on_device: Collection[int], trace: Trace) -> Sequence[Processor]:
-        """Return the lanes' workers for one step; `on_device` are the subgroups whose records are on the device."""
+    def begin(self, update: Update, on_device: Collection[int], trace: Trace, publish: Publish) -> Sequence[Processor]:
+        """Return the lanes' workers for one step; the calling thread's stream has the gradients.
+
+        `on_device` are the subgroups whose records are on the device. `publish` is told of every subgroup whose weights
+        are final but for work of a stream.
+        """
 
 
 class CpuCompute:
@@ -67,7 +74,7 @@ class CpuCompute:
         """See `Compute.is_finite`."""
         return all(self._kernel.all_finite(gradients.of(i), threads=self._threads) for i in positions)
 
-    def begin(self, update: Update, on_device: Collection[int], trace: Trace) -> Sequence[Processor]:
+    def begin(self, update: Update, on_device: Collection[int], trace: Trace, publish: Publish) -> Sequence[Processor]:
         """See `Compute.begin`; on the CPU, the device is the CPU."""
         return [CpuProcessor(lane, self._kernel, threads, update, trace) for lane, threads in self._shares.items()]
 

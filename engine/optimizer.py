@@ -18,6 +18,7 @@ from tierstep.engine.adamw.formula import Scalars, scalars
 from tierstep.engine.gradients import Clip, Gradients, clip_to, collect
 from tierstep.engine.hyperparameters import check_hyperparameters
 from tierstep.engine.machine import division, open_compute
+from tierstep.engine.overlap import WeightGates, attach_gates, require_covered
 from tierstep.engine.planning import FreeBytes, MemoryPlan, measure_free, plan_memory
 from tierstep.engine.shards import Shard, trainable_shards
 from tierstep.engine.state_dict import StateView, load_state
@@ -75,6 +76,8 @@ class AdamW(torch.optim.Optimizer):
         self._opened = False
         super().__init__(params, defaults)
         self._tiers = tiers or Tiers()
+        self._overlaps = self._tiers.overlap == "forward"
+        self._covered: set[int] = set()  # ids of the parameters whose modules wait for them
         self._open(list(trainable_shards(self.param_groups)))
         self._opened = True
 
@@ -84,10 +87,11 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Update every parameter that has a gradient; return what `closure` returned.
 
-        Blocks until all weights are final and all records are stored. Raises `GradientError` for sparse gradients,
-        NaN and inf before anything is changed. Raises `TransferError` when a record cannot be read or stored; no
-        state is lost then, and calling `step()` again, with the gradients untouched, finishes the step with the
-        same bits.
+        Blocks until all weights are final and all records are stored; with `overlap="forward"` only until the numbers
+        of the step are fixed, and what goes wrong later is raised by whoever waits for it first. Raises
+        `GradientError` for sparse gradients, NaN and inf before anything is changed. Raises `TransferError` when a
+        record cannot be read or stored; no state is lost then, and calling `step()` again, with the gradients
+        untouched or cleared, finishes the step with the same bits.
         """
         self._require_open()
         if closure is not None and not self._stepper.interrupted:
@@ -119,9 +123,36 @@ class AdamW(torch.optim.Optimizer):
         return torch.tensor(self._clip.norm, dtype=torch.float32)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own signature
-        """Clear all gradients, and what `clip_grad_norm_` had prepared."""
+        """Clear all gradients, and what `clip_grad_norm_` had prepared.
+
+        A step in the background keeps its gradients; to have them overwritten (`set_to_none=False`) is waited for.
+        """
         self._clip = None
+        if not set_to_none and self._close.alive:
+            self.synchronize()
         super().zero_grad(set_to_none)
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Have each module of `model` wait for its own weights before its forward; needed by `overlap="forward"`.
+
+        Weights that a module takes from elsewhere than its own parameters are not waited for: call `synchronize()`
+        before, as before reading weights outside a forward pass. A model compiled as a whole waits for all.
+        """
+        self._require_open()
+        subgroups = {
+            id(shard.parameter): {index for index, _ in self._state.slices_of(position)}
+            for position, shard in enumerate(self._state.shards)
+        }
+        self._covered |= attach_gates(model, subgroups, self._stepper.enter)
+
+    def synchronize(self) -> None:
+        """Wait until all weights are final and all records are stored; raise what went wrong in the background.
+
+        After such an error, a second call goes on with the step, to the same bits.
+        """
+        self._require_open()
+        self._stepper.synchronize()
+        self._stepper.enter(self._all_subgroups())
 
     # ---- parameters and state
 
@@ -193,8 +224,15 @@ class AdamW(torch.optim.Optimizer):
         return self._stepper
 
     def close(self) -> None:
-        """Give memory, threads and slot files back; the state is gone. May be called twice."""
-        self._close()
+        """Give memory, threads and slot files back; the state is gone. May be called twice.
+
+        Raises what went wrong in a step in the background, when everything was given back.
+        """
+        try:
+            if self._close.alive and os.getpid() == self._process:
+                _ = self._stepper.interrupted
+        finally:
+            self._close()
 
     def __enter__(self) -> AdamW:
         return self
@@ -218,12 +256,15 @@ class AdamW(torch.optim.Optimizer):
             resources.callback(self._compute.close)
             store = open_store(self._tiers, self._device, resources, self._log.add)
             self._state = TrainingState(store)
-            self._stepper = Stepper(self._state, self._compute, self._log)
+            self._stepper = Stepper(self._state, self._compute, WeightGates(self._accelerator), self._log)
             resources.callback(self._stepper.close)
             self._extend(shards, self._plan)
             self.state = StateView(self._state, self._stepper)  # type: ignore[assignment]
             self._close = weakref.finalize(self, _close_in, os.getpid(), resources.pop_all())
         self._process = os.getpid()
+
+    def _all_subgroups(self) -> range:
+        return range(len(self._state.subgroups))
 
     def _free(self) -> FreeBytes:
         return measure_free(self._tiers.nvme, None if self._accelerator is None else self._accelerator.free_bytes())
@@ -263,8 +304,12 @@ class AdamW(torch.optim.Optimizer):
         if self._stepper.interrupted:
             self._stepper.resume(gradients, started)
         else:
+            if self._overlaps:
+                require_covered(self._covered, {id(shard.parameter): shard.name for shard in self._state.shards})
             factor = self._checked_factor(gradients)
-            self._stepper.run(gradients, self._scalars(gradients, factor), started)
+            self._stepper.run(gradients, self._scalars(gradients, factor), started, background=self._overlaps)
+        if not self._overlaps:
+            self._stepper.enter(self._all_subgroups())
         torch.autograd.graph.increment_version([self._state.shards[i].parameter for i in gradients.touched()])
 
     def _collect(self) -> Gradients:
