@@ -96,7 +96,10 @@ def _torchao(setting: Setting, _: str) -> Contestant:
 def _tierstep(setting: Setting, options: str) -> Contestant:
     model = build_llama(setting.model, setting.device)
     chosen = dict(option.split("=") for option in options.split(",") if option)
-    optimizer = AdamW(model.named_parameters(), lr=LR, tiers=Tiers(**chosen))  # type: ignore[arg-type]
+    tiers = Tiers(**chosen)  # type: ignore[arg-type]
+    optimizer = AdamW(model.named_parameters(), lr=LR, tiers=tiers)
+    if tiers.overlap == "forward":
+        optimizer.attach(model)
 
     def step() -> None:
         if setting.clip:
@@ -105,6 +108,7 @@ def _tierstep(setting: Setting, options: str) -> Contestant:
         optimizer.zero_grad()
 
     def describe() -> dict[str, Any]:
+        optimizer.synchronize()
         report = optimizer.report()
         if report is None:
             return {}

@@ -86,6 +86,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     _synchronize(setting)
     built = time.perf_counter() - start
     phases = [_phases(contestant, setting) for _ in range(WARM_UP + options.steps)][WARM_UP:]
+    iterations = _iterations(contestant, setting, options.steps)
     description = contestant.describe()
     if options.timelines:
         contestant.save_timeline(options.timelines / re.sub(r"\W+", "-", options.one))
@@ -95,7 +96,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "forward": [forward for forward, _, _ in phases],
         "backward": [backward for _, backward, _ in phases],
         "step": [step for _, _, step in phases],
-        "iteration": _iterations(contestant, setting, options.steps),
+        "iteration": iterations,
         "gpu_peak_bytes": torch.cuda.max_memory_allocated() if setting.device == "cuda" else None,
         "resident_bytes": psutil.Process().memory_info().rss,
         **description,
