@@ -82,7 +82,8 @@ class _Queue:
         """
         with self.changed:
             while self.failure is None:
-                cold = next((entry for entry in self.cold if self._may(lane, entry[0])), None)
+                allowed = [entry for entry in self.cold if self._may(lane, entry[0])]
+                cold = next((entry for entry in allowed if entry[1].done()), next(iter(allowed), None))
                 if cold is not None and cold[1].done():
                     return self._taken(cold)
                 warm = next((i for i in (self.warm if front else reversed(self.warm)) if self._may(lane, i)), None)

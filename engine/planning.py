@@ -26,7 +26,10 @@ TIERS = ("device", "host", "nvme")
 
 @dataclass(frozen=True)
 class FreeBytes:
-    """What is free now: host memory, each nvme directory's file system, and the GPU's memory (None without one)."""
+    """What is free now: host memory, each nvme directory's file system, and the GPU's memory (None without one).
+
+    A file system with several directories counts once.
+    """
 
     host: int
     nvme: tuple[int, ...] = ()
@@ -110,7 +113,10 @@ class MemoryPlan:
 
 def measure_free(directories: Sequence[Path], gpu: int | None = None) -> FreeBytes:
     """Ask the system what is free now, besides the `gpu` bytes. Raises `ConfigError` for an unusable directory."""
-    return FreeBytes(available_bytes(), tuple(free_bytes(require_directory(path)) for path in directories), gpu)
+    found = {path: (require_directory(path).stat().st_dev, free_bytes(path)) for path in directories}
+    file_systems = dict(reversed([(device, path) for path, (device, _) in found.items()]))  # of several, the first path
+    nvme = tuple(free if file_systems[device] == path else 0 for path, (device, free) in found.items())
+    return FreeBytes(available_bytes(), nvme, gpu)
 
 
 def plan_memory(
@@ -200,13 +206,12 @@ def _staging_nbytes(subgroup: Subgroup, weight_bytes: Mapping[int, int]) -> int:
 
 def _budgets(tiers: Tiers, free: FreeBytes, present: MemoryPlan | None, passing: Passing) -> Budgets:
     automatic_ram = int(free.host * AUTOMATIC_RAM_SHARE)
-    nvme = min(free.nvme) * len(free.nvme) if free.nvme else 0
     host = (automatic_ram if tiers.ram is None else tiers.ram) - passing.host_bytes
     device = (tiers.gpu or 0) - passing.device_bytes
     if present is not None:
         device -= present.state_bytes["device"]
         host -= present.state_bytes["host"] if tiers.ram is not None else 0
-    return Budgets(max(0, device), max(0, host), nvme)
+    return Budgets(max(0, device), max(0, host), sum(free.nvme))
 
 
 def _check_memory(plan: MemoryPlan, free: FreeBytes) -> None:

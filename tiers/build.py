@@ -15,6 +15,7 @@ from tierstep.tiers.nvme import NvmeTier
 from tierstep.tiers.resident import ResidentTier
 from tierstep.tiers.slots import SlotPool
 from tierstep.tiers.store import OnTransfer, Store
+from tierstep.tiers.striping import measure_rates
 from tierstep.tiers.tier import Tier
 
 
@@ -28,7 +29,7 @@ def open_store(settings: Tiers, device: torch.device, resources: ExitStack, on_t
         tiers = {"device": ResidentTier("device", device=device), "host": ResidentTier("host", pinned=True)}
     if settings.nvme:
         backend, folders = open_files(settings, resources)
-        tiers["nvme"] = NvmeTier(folders, backend)
+        tiers["nvme"] = NvmeTier(folders, backend, measure_rates(backend, folders))
     store = Store(tiers, SlotPool(0, 0), on_transfer)
     resources.callback(store.close)
     return store

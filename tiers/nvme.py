@@ -6,25 +6,28 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-from tierstep.errors import TierstepError
+from tierstep.errors import DiskFull, TierstepError
 from tierstep.io.alignment import ALIGNMENT_BYTES, align_up
 from tierstep.io.backend import IoBackend
 from tierstep.io.requests import Completion, Read, Write
 from tierstep.tiers.slots import Slot
+from tierstep.tiers.striping import Striping
 
 
 class NvmeTier:
-    """Records in files, spread over `directories` in turn.
+    """Records in files, spread over `directories` in proportion to their `rates` (equal ones without).
 
-    Every file is allocated when its record is reserved, so that a full drive is known before the first step, and is
-    overwritten in place afterwards; except when somebody else, such as a checkpoint, has linked it: then that file
-    stays as it is, and the next store goes into a new one. The backend is the caller's; `close` removes the files.
+    A directory that is full is passed over while another one has room. Every file is allocated when its record is
+    reserved, so that full drives are known before the first step, and is overwritten in place afterwards; except when
+    somebody else, such as a checkpoint, has linked it: then that file stays as it is, and the next store goes into a
+    new one. The backend is the caller's; `close` removes the files.
     """
 
     name = "nvme"
 
-    def __init__(self, directories: Sequence[Path], backend: IoBackend) -> None:
+    def __init__(self, directories: Sequence[Path], backend: IoBackend, rates: Sequence[float] = ()) -> None:
         self._directories = tuple(directories)
+        self._striping = Striping(rates or [1.0] * len(self._directories))
         self._backend = backend
         self._files: dict[int, tuple[Path, int]] = {}
         self._generations = count(1)
@@ -34,10 +37,8 @@ class NvmeTier:
         made: dict[int, tuple[Path, int]] = {}
         try:
             for index, nbytes in sizes.items():
-                path = self._directories[index % len(self._directories)] / f"record-{index:06d}.slot"
                 padded = align_up(nbytes, ALIGNMENT_BYTES)
-                self._backend.allocate(path, padded)
-                made[index] = (path, padded)
+                made[index] = (self._allocate(f"record-{index:06d}.slot", padded), padded)
         except TierstepError:
             for path, _ in made.values():
                 self._backend.remove(path)
@@ -82,6 +83,22 @@ class NvmeTier:
         while self._files:
             _, (path, _) = self._files.popitem()
             self._backend.remove(path)
+
+    def _allocate(self, name: str, nbytes: int) -> Path:
+        """Make a file in the directory whose turn it is, or in the next one that has room."""
+        first_full: DiskFull | None = None
+        for place in self._striping.order():
+            path = self._directories[place] / name
+            try:
+                self._backend.allocate(path, nbytes)
+            except DiskFull as error:
+                first_full = first_full or error
+                continue
+            self._striping.took(place)
+            return path
+        if first_full is None:
+            raise ValueError("there is no directory")
+        raise first_full
 
     def _next_path(self, index: int) -> Path:
         return self._files[index][0].with_name(f"record-{index:06d}.{next(self._generations)}.slot")

@@ -118,3 +118,15 @@ def test_fp32_equals_torch_within_a_millionth_after_100_steps():
     for name in ours:
         difference = (ours[name] - theirs[name]).norm() / theirs[name].norm()
         assert difference < 1e-6, name
+
+
+def test_two_directories_hold_the_files_and_change_no_bit(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    parameters = make_parameters()
+    tiers = tierstep.Tiers(gpu=0, ram="9KiB", nvme=folders, subgroup=640, slots=2)
+    with tierstep.AdamW(parameters.items(), **OPTIONS, tiers=tiers) as optimizer:
+        train(optimizer, parameters, 0, 5)
+        assert all(list(folder.rglob("record-*")) for folder in folders)
+        assert outcome(optimizer, parameters) == run(tierstep.Tiers(), steps=5)
