@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-libaio check types format bench clean
+KILLS ?= 1000
+
+.PHONY: install demo test test-libaio soak check types format bench clean
 
 install: $(STAMP)
 
@@ -23,6 +25,9 @@ test-libaio: install  ## the libaio backend, compiled by deepspeed the first tim
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel packaging ninja
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt deepspeed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -m libaio --timeout 1800
+
+soak: install  ## a training run killed KILLS times (about five minutes); SEED=... repeats one
+	folder=$$(mktemp -d) && PYTHONPATH=tests $(BIN)/python tests/random_kills_run.py $$folder $(KILLS) $(SEED) && rm -r $$folder
 
 check: install types
 	$(BIN)/ruff format --check .
