@@ -25,10 +25,10 @@ from tierstep.engine.retention import Retention, prune_older
 from tierstep.engine.saving import Snapshot, take_snapshot, write_checkpoint
 from tierstep.engine.signal_flag import SignalFlag, as_numbers
 from tierstep.engine.stateful import Stateful, given_parts
-from tierstep.errors import ConfigError
+from tierstep.errors import ConfigError, DiskFull
 from tierstep.io.directories import require_directory
 from tierstep.io.durable import fsync_directory, make_directories
-from tierstep.io.failures import named_failures
+from tierstep.io.failures import free_bytes, named_failures
 from tierstep.io.selection import open_backend
 
 MAX_STEP = 1 << 60
@@ -172,12 +172,26 @@ class Checkpoints:
     def _finish(self, draft: Path, snapshot: Snapshot, older: Sequence[CheckpointInfo], resources: ExitStack) -> Path:
         """Write a snapshot, publish it, delete what is superfluous, and let go of the directory."""
         retention = Retention(self.keep, self.keep_every)
-        with resources:
-            with open_backend("threads") as backend:
-                write_checkpoint(draft, snapshot, backend)
-            path = self._publish(draft, snapshot.step)
-            prune_older(older, CheckpointInfo(path, snapshot.step, snapshot.sequence, 0), retention)
+        try:
+            with resources:
+                with open_backend("threads") as backend:
+                    write_checkpoint(draft, snapshot, backend)
+                path = self._publish(draft, snapshot.step)
+                prune_older(older, CheckpointInfo(path, snapshot.step, snapshot.sequence, 0), retention)
+        except DiskFull as error:
+            raise self._without_room(snapshot, error) from error
         return path
+
+    def _without_room(self, snapshot: Snapshot, error: DiskFull) -> DiskFull:
+        """Say how much is missing for a save that was given up half-way, now that its draft is gone."""
+        free = free_bytes(self.directory)
+        return DiskFull(
+            f"the checkpoint of step {snapshot.step} was not saved, and the older ones are as they were: {error}. "
+            f"It writes {snapshot.written_nbytes} bytes, {free} are free in {self.directory} without it, "
+            f"{max(0, snapshot.written_nbytes - free)} are missing",
+            path=error.filename,
+            errno=error.errno,
+        )
 
     def _await_last(self) -> None:
         """Wait for the last save; raise its error if nobody has been told of it yet."""

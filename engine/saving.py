@@ -43,7 +43,8 @@ class Snapshot:
     """Everything that a checkpoint will hold, as it was at one moment, with nothing of it written yet.
 
     `linked` are the checksums of the records whose files have been linked, `frozen` hands out the others. `optimizer`
-    lacks the checksums of records, which are known when these have been copied.
+    lacks the checksums of records, which are known when these have been copied. `written_nbytes` is what will be
+    written, without the manifest.
     """
 
     step: int
@@ -52,6 +53,7 @@ class Snapshot:
     optimizer: SavedOptimizer | None
     linked: dict[int, str]
     frozen: Freeze | None
+    written_nbytes: int
 
 
 def take_snapshot(folder: Path, numbers: tuple[int, int], contents: Contents, optimizer: AdamW | None) -> Snapshot:
@@ -65,12 +67,14 @@ def take_snapshot(folder: Path, numbers: tuple[int, int], contents: Contents, op
     linked = {} if state is None else _link_records(folder, state)
     to_copy = {} if state is None else _records_to_copy(state, linked)
     in_new_files = 0 if state is None else sum(state.subgroups[index].layout.padded_nbytes for index in linked)
-    _require_space(folder, sum(to_copy.values()) + contents.nbytes, in_new_files)
+    written = sum(to_copy.values()) + contents.nbytes
+    _require_space(folder, written, in_new_files)
     return Snapshot(
         *numbers,
         contents=contents.copied(),
         optimizer=None if optimizer is None else _describe_optimizer(optimizer),
         linked=linked,
+        written_nbytes=written,
         frozen=None if state is None else state.store.freeze(list(to_copy)),  # last: it waits for its consumer
     )
 

@@ -11,24 +11,15 @@ from tierstep.io.requests import Read, Write
 from tierstep.io.threads import ThreadBackend
 from tierstep.io.uring import open_uring
 
-from machine import needs_uring
+from machine import mounted, needs_uring
 
 pytestmark = pytest.mark.filterwarnings("ignore::tierstep.io.directories.BufferedFallbackWarning")
 
 
-def mount(directory, *arguments):
-    directory.mkdir()
-    made = subprocess.run(["mount", *arguments, str(directory)], capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"mounting is not permitted here: {made.stderr.strip()}")
-    return directory
-
-
 @pytest.fixture
 def small_tmpfs(tmp_path):
-    directory = mount(tmp_path / "small", "-t", "tmpfs", "-o", "size=1m", "tmpfs")
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -39,9 +30,8 @@ def small_ext4(tmp_path):
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no ext4 can be made here: {error}")
-    directory = mount(tmp_path / "small", "-o", "loop", str(image))
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+    with mounted(tmp_path / "small", "-o", "loop", str(image)) as directory:
+        yield directory
 
 
 @pytest.fixture(params=["threads", pytest.param("uring", marks=needs_uring)])
