@@ -8,6 +8,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from errno import ENOSPC
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -190,7 +191,7 @@ class Checkpoints:
             f"It writes {snapshot.written_nbytes} bytes, {free} are free in {self.directory} without it, "
             f"{max(0, snapshot.written_nbytes - free)} are missing",
             path=error.filename,
-            errno=error.errno,
+            errno=error.errno or ENOSPC,
         )
 
     def _await_last(self) -> None:
