@@ -134,6 +134,25 @@ def doctor(
         raise ConfigError("; ".join(found.problems))
 
 
+@app.command()
+def calibrate(
+    nvme: Annotated[list[Path], typer.Option("--nvme", metavar="DIR", help="Directories that are used together.")],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[DIR]...", help="More of them.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long to measure.")] = 6.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which I/O engine suits directories best; `backend = "auto"` takes it from then on."""
+    from tierstep.calibrate import calibrate as run
+    from tierstep.calibrate import calibration_values, show_calibration
+
+    screen = console(quiet=as_json)
+    found = run([*nvme, *(more or [])], seconds=seconds, console=screen)
+    if as_json:
+        write_json(calibration_values(found))
+    else:
+        show_calibration(screen, found)
+
+
 def _config(source: str, settings: Sequence[str] | None, model: Path | None, options: dict[str, object]) -> TrainConfig:
     """Return the configuration, after --set and then the options that were given have replaced what the file says."""
     given = dict(parse_override(text) for text in settings or [])

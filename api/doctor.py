@@ -63,15 +63,16 @@ class Diagnosis:
 
 def examine(directories: Sequence[Path]) -> Diagnosis:
     """Look around; compiles nothing and leaves no file behind. Blocks for less than a second."""
+    looked_at = tuple(_directory(path) for path in directories)
     return Diagnosis(
         versions=_versions(),
         devices=_devices(),
         cores=len(psutil.Process().cpu_affinity()),
         tools={tool: _tool_version(tool) for tool in TOOLS},
         kernel=status(),
-        backends=tuple(describe_backends()),
+        backends=tuple(describe_backends([found.path for found in looked_at if found.probe is not None])),
         memory=MemoryStatus(int(psutil.virtual_memory().total), total_bytes(), available_bytes()),
-        directories=tuple(_directory(path) for path in directories),
+        directories=looked_at,
     )
 
 

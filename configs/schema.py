@@ -90,7 +90,8 @@ class Tiers(Section):
     """Threads of the update on the CPU. Default: as many as torch uses."""
 
     backend: Literal["auto", "threads", "uring", "libaio"] = "auto"
-    """Which I/O engine moves files. Default: the best that works here; `tierstep doctor` says which and why."""
+    """Which I/O engine moves files. Default: what `tierstep calibrate --nvme DIR` has measured best for the
+    directories, or threads without that; `tierstep doctor DIR` says which and why."""
 
     kernel: Literal["auto", "native", "reference"] = "auto"
     """Which code updates on the CPU. Default: the compiled kernel, or plain torch where there is none; same bits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import threading
 import warnings
@@ -13,9 +12,8 @@ from pathlib import Path
 from tierstep.errors import ConfigError
 from tierstep.io.alignment import ALIGNMENT_BYTES
 from tierstep.io.buffers import PageBuffer
+from tierstep.io.drives import find_mount
 from tierstep.io.failures import free_bytes
-
-MOUNTS = Path("/proc/self/mountinfo")
 
 
 class BufferedFallbackWarning(UserWarning):
@@ -63,18 +61,7 @@ def require_directory(path: Path | str) -> Path:
 
 def filesystem_type(path: Path, mounts: str | None = None) -> str:
     """Return the type of the file system that holds `path`, from the text of /proc/self/mountinfo."""
-    try:
-        lines = (MOUNTS.read_text() if mounts is None else mounts).splitlines()
-    except OSError:
-        return "unknown"
-    resolved, best, found = path.resolve(), -1, "unknown"
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        mount_point = Path(_unescape(before.split()[4]))
-        # Of equal mount points the last one counts: it was mounted over the others.
-        if resolved.is_relative_to(mount_point) and len(mount_point.parts) >= best:
-            best, found = len(mount_point.parts), after.split()[0]
-    return found
+    return find_mount(path, mounts).filesystem
 
 
 class FallbackNotices:
@@ -100,11 +87,6 @@ class FallbackNotices:
             BufferedFallbackWarning,
             stacklevel=2,
         )
-
-
-def _unescape(name: str) -> str:
-    """Undo mountinfo's octal escapes of space, tab, newline and backslash."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)
 
 
 def _why_not_direct(directory: Path) -> str | None:

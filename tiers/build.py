@@ -9,6 +9,7 @@ import torch
 
 from tierstep.configs.schema import Tiers
 from tierstep.io.backend import IoBackend
+from tierstep.io.directories import require_directory
 from tierstep.io.scratch import open_scratch
 from tierstep.io.selection import open_backend
 from tierstep.tiers.nvme import NvmeTier
@@ -35,9 +36,15 @@ def open_store(settings: Tiers, device: torch.device, resources: ExitStack, on_t
     return store
 
 
+def as_tensor(memory: memoryview) -> torch.Tensor:
+    """Wrap writable bytes in a tensor of uint8 that shares them."""
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
 def open_files(settings: Tiers, resources: ExitStack) -> tuple[IoBackend, list[Path]]:
     """Open the I/O backend and a scratch directory in each nvme directory; `resources` closes them."""
-    backend = open_backend(settings.backend, as_tensor=lambda memory: torch.frombuffer(memory, dtype=torch.uint8))
+    directories = [require_directory(path) for path in settings.nvme]
+    backend = open_backend(settings.backend, directories=directories, as_tensor=as_tensor)
     resources.callback(backend.close)
     folders = []
     for directory in settings.nvme:

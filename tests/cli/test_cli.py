@@ -213,3 +213,28 @@ def test_a_signal_gives_the_shells_exit_code(run, tmp_path, monkeypatch):
     code, stdout, _ = run("train", write_config(tmp_path))
     assert code == 128 + signal.SIGTERM
     assert json.loads(stdout.splitlines()[-1])["stopped_by"] == signal.SIGTERM
+
+
+def test_calibrate_measures_and_doctor_says_what_is_taken(run, tmp_path, monkeypatch):
+    from tierstep.io import calibration
+    from tierstep.io.engines import Engine
+
+    other = Engine("threads", 3, 1, 2 << 20)
+    monkeypatch.setattr(calibration, "candidates", lambda: [Engine(), other])
+    monkeypatch.setattr(calibration, "decide", lambda _: other)
+    monkeypatch.setattr(calibration, "FILES", 1)
+    code, stdout, stderr = run("calibrate", "--nvme", tmp_path, "--seconds", 0.1)
+    assert (code, stderr) == (0, "")
+    assert "takes threads, 3 x 2 MiB" in stdout
+    assert f"I/O backend auto in {tmp_path}"[:20] in run("doctor", tmp_path)[1]
+    described = {b["name"]: b["reason"] for b in json.loads(run("doctor", tmp_path, "--json")[1])["backends"]}
+    assert "takes threads, 3 x 2 MiB; measured best" in described[f"auto in {tmp_path}"]
+    found = json.loads(run("calibrate", "--nvme", tmp_path, "--seconds", 0.1, "--json")[1])
+    assert found["engine"]["threads"] == 3
+    assert {len(sample["rates"]) for sample in found["samples"]} == {4}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calibrate_refuses_directories_that_are_missing_or_named_twice(run, tmp_path):
+    assert_refused(run("calibrate", "--nvme", tmp_path / "nope"), "nope does not exist")
+    assert_refused(run("calibrate", "--nvme", tmp_path, tmp_path / "."), "twice")
