@@ -3,6 +3,7 @@
 from tierstep.configs.schema import Tiers
 from tierstep.engine.catalog import CheckpointInfo
 from tierstep.engine.checkpoint import Checkpoints, verify_checkpoint
+from tierstep.engine.interchange.exporting import Exported, export_checkpoint
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.pending import PendingSave
 from tierstep.engine.planning import MemoryPlan
@@ -32,6 +33,7 @@ __all__ = [
     "Checkpoints",
     "ConfigError",
     "DiskFull",
+    "Exported",
     "GradientError",
     "LaneReport",
     "MemoryPlan",
@@ -43,5 +45,6 @@ __all__ = [
     "TransferError",
     "TransferTimeout",
     "__version__",
+    "export_checkpoint",
     "verify_checkpoint",
 ]

@@ -50,6 +50,26 @@ def verify_checkpoints(path: Path) -> None:
         raise CheckpointCorrupt("; ".join(damage))
 
 
+@checkpoints_app.command("export")
+def export_one(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint, or a directory: its newest one.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new file or folder.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="torch: a state_dict of AdamW in one file.")],
+) -> None:
+    """Write a checkpoint in another format; every byte of it is verified first."""
+    from tierstep.engine.interchange.exporting import export_checkpoint
+    from tierstep.transfer_bar import transfer_bar
+
+    folder = _newest_at(checkpoint)
+    with transfer_bar(console(), "exporting") as on_progress:
+        done = export_checkpoint(folder, target, to=to, on_progress=on_progress)
+    sys.stdout.write(f"{done.path}: {done.nbytes} bytes from {folder}\n")
+    if done.without_weights:
+        first, more = ", ".join(done.without_weights[:3]), len(done.without_weights) - 3
+        others = f" and {more} more" if more > 0 else ""
+        sys.stdout.write(f"note: {folder} holds no weight for {first}{others}: fp32_weights lacks them\n")
+
+
 @checkpoints_app.command("prune")
 def prune_checkpoints(
     directory: Path,
@@ -67,6 +87,14 @@ def prune_checkpoints(
         sys.stdout.write(f"{'would delete' if dry_run else 'deleted'} {info.path}\n")
     if not gone:
         sys.stdout.write(f"nothing to delete in {directory}\n")
+
+
+def _newest_at(path: Path) -> Path:
+    """Return the checkpoint at `path`, or the newest complete one in it."""
+    from tierstep.engine.catalog import newest
+
+    found = _checkpoints_at(path)
+    return path if found == [path] else newest(path) or found[-1]
 
 
 def _checkpoints_at(path: Path) -> list[Path]:

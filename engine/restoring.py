@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,29 @@ from tierstep.engine.saved_state import SavedState, layout_of
 from tierstep.engine.state_dict import checked_group
 from tierstep.engine.stateful import Stateful, load_states, require_saved
 from tierstep.engine.tensor_file import read_tensors
+from tierstep.engine.tensor_index import verify_tensors
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
 
 READ_BYTES = 8 << 20
 MALFORMED = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)  # what odd values end in
 
 
-def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Read every byte that a manifest names. Raises `CheckpointCorrupt` naming file and parameters. Blocks."""
+def verify_files(folder: Path, manifest: Manifest, on_read: Callable[[int], None] = lambda nbytes: None) -> None:
+    """Read every byte that a manifest names, a few MiB at a time. Blocks. Calls `on_read(nbytes)` after every piece.
+
+    Raises `CheckpointCorrupt` naming file and tensors.
+    """
     for record in _records_with_files(manifest):
-        _verify_record(folder, record, manifest)
-    for part in (manifest.model, manifest.tensors):
-        if part is not None:
-            _read_tensors(folder, part)
+        _verify_record(folder, record, manifest, on_read)
+    for part in _tensor_files(manifest):
+        verify_tensors(_regular_file(folder, part.file), part.checksums, on_read)
+
+
+def saved_nbytes(folder: Path, manifest: Manifest) -> int:
+    """Return about how many bytes `verify_files` reads."""
+    files = [folder / part.file for part in _tensor_files(manifest)]
+    tensors = sum(path.stat().st_size for path in files if path.is_file())
+    return tensors + sum(record.nbytes for record in _records_with_files(manifest))
 
 
 def restore_into(
@@ -52,10 +62,10 @@ def restore_into(
         groups = _checked_groups(folder, saved, optimizer)
         for record in _records_with_files(manifest):
             _verify_record(folder, record, manifest)
-    extra = _decoded(folder, manifest.extra, tensors)
-    states = _decoded(folder, manifest.states, tensors)
+    extra = decoded(folder, manifest.extra, tensors)
+    states = decoded(folder, manifest.states, tensors)
     require_saved(parts, states, folder)
-    random_states = _decoded(folder, manifest.rng, tensors)
+    random_states = decoded(folder, manifest.rng, tensors)
     with ExitStack() as undo:
         undo.callback(set_rng_states, rng_states())
         _set_rng(folder, random_states)
@@ -69,7 +79,8 @@ def restore_into(
     return extra
 
 
-def _decoded(folder: Path, value: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def decoded(folder: Path, value: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return what `encode` was given. Raises `CheckpointCorrupt` for values that no save of `folder` wrote."""
     try:
         found = decode(value, tensors)
     except MALFORMED as error:
@@ -89,7 +100,7 @@ def _set_rng(folder: Path, states: dict[str, Any]) -> None:
 
 def _checked_groups(folder: Path, saved: SavedOptimizer, optimizer: AdamW) -> list[dict[str, Any]]:
     pairs = zip(optimizer.param_groups, saved.groups, strict=True)
-    return [checked_group(group, _decoded(folder, found, {})) for group, found in pairs]
+    return [checked_group(group, decoded(folder, found, {})) for group, found in pairs]
 
 
 # ---- verifying
@@ -100,7 +111,13 @@ def _records_with_files(manifest: Manifest) -> Iterator[SavedRecord]:
         yield from (record for record in manifest.optimizer.records if record.file is not None)
 
 
-def _verify_record(folder: Path, record: SavedRecord, manifest: Manifest) -> None:
+def _tensor_files(manifest: Manifest) -> list[SavedTensors]:
+    return [part for part in (manifest.model, manifest.tensors) if part is not None]
+
+
+def _verify_record(
+    folder: Path, record: SavedRecord, manifest: Manifest, on_read: Callable[[int], None] = lambda nbytes: None
+) -> None:
     path = _regular_file(folder, str(record.file))
     layout = layout_of(record)
     digest, nbytes = xxhash.xxh3_128(), 0
@@ -109,6 +126,7 @@ def _verify_record(folder: Path, record: SavedRecord, manifest: Manifest) -> Non
             while block := file.read(READ_BYTES):
                 digest.update(block)
                 nbytes += len(block)
+                on_read(len(block))
     except OSError as error:
         raise CheckpointCorrupt(f"{_holder(record, path, manifest)} cannot be read: {error}") from error
     if nbytes != record.nbytes or nbytes < layout.nbytes:

@@ -24,6 +24,7 @@ from tierstep.engine.manifest import (
     write_manifest,
 )
 from tierstep.engine.optimizer import AdamW
+from tierstep.engine.shards import parameter_names
 from tierstep.engine.subgroups import Subgroup
 from tierstep.engine.tensor_file import write_tensors
 from tierstep.engine.training_state import TrainingState
@@ -130,6 +131,8 @@ def _describe_optimizer(optimizer: AdamW) -> SavedOptimizer:
         {k: v for k, v in group.items() if k in names or isinstance(v, (int, float, str, bool))}
         for group in optimizer.param_groups
     ]
+    for group, all_names in zip(groups, parameter_names(optimizer.param_groups), strict=True):
+        group["param_names"] = all_names  # frozen ones too: torch's state dicts count them
     return SavedOptimizer(
         groups=[encode(_plain(group), {}, f"param_groups.{i}") for i, group in enumerate(groups)],
         parameters=[

@@ -83,8 +83,7 @@ def trainable_shards(param_groups: Sequence[Mapping[str, Any]]) -> Iterator[Shar
     device: torch.device | None = None
     names_taken: set[str] = set()
     given: set[int] = set()
-    for group_index, group in enumerate(param_groups):
-        names = group.get("param_names") or [f"group{group_index}.param{i}" for i in range(len(group["params"]))]
+    for group_index, (group, names) in enumerate(zip(param_groups, parameter_names(param_groups), strict=True)):
         for name, parameter in zip(names, group["params"], strict=True):
             if parameter.requires_grad:
                 _check_trainable(name, parameter)
@@ -101,6 +100,14 @@ def trainable_shards(param_groups: Sequence[Mapping[str, Any]]) -> Iterator[Shar
                 names_taken.add(name)
                 given.add(id(parameter))
                 yield Shard(name, parameter, group_index, parameter.numel(), parameter.dtype, device)
+
+
+def parameter_names(param_groups: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the names of all parameters, frozen ones too, group by group; by position where none were given."""
+    return [
+        list(group.get("param_names") or [f"group{index}.param{i}" for i in range(len(group["params"]))])
+        for index, group in enumerate(param_groups)
+    ]
 
 
 def _check_trainable(name: str, parameter: torch.Tensor) -> None:

@@ -48,14 +48,14 @@ def _update_chunk(piece: Piece, fields: Mapping[str, torch.Tensor]) -> None:
     s = piece.scalars
     exp_avg, exp_avg_sq = fields["exp_avg"], fields["exp_avg_sq"]
     g = piece.grad.float() * s.grad_scale
-    decayed = _load_master(piece.weight, fields) * s.decay
+    decayed = load_master(piece.weight, fields) * s.decay
     exp_avg.copy_(exp_avg * s.beta1 + g * s.one_minus_beta1)
     exp_avg_sq.copy_(exp_avg_sq * s.beta2 + (g * g) * s.one_minus_beta2)
     denominator = _sqrt(exp_avg_sq) * s.inv_sqrt_bias2 + s.eps
     master = decayed - (exp_avg / denominator) * s.step_size
     for values in (master, exp_avg, exp_avg_sq):
         values.view(torch.int32).masked_fill_(values.isnan(), NAN_BITS)
-    _store_master(piece.weight, fields, master)
+    store_master(piece.weight, fields, master)
 
 
 def _sqrt(values: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,8 @@ def _sqrt(values: torch.Tensor) -> torch.Tensor:
     return values.double().sqrt().float()
 
 
-def _load_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def load_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the fp32 master of flat weights and their fields, of which `low` or `master` is looked at."""
     if weight.dtype == torch.bfloat16:
         high, low = weight.view(torch.int16).to(torch.int32), fields["low"].to(torch.int32)
         set_to_zero = ((high & 0x7FFF) == 0) & (low < 0)  # these bits are no master's: see record_fields
@@ -78,7 +79,8 @@ def _load_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> to
     return weight
 
 
-def _store_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor], master: torch.Tensor) -> None:
+def store_master(weight: torch.Tensor, fields: Mapping[str, torch.Tensor], master: torch.Tensor) -> None:
+    """Round an fp32 master into flat weights, and keep in the fields what that loses."""
     if weight.dtype == torch.bfloat16:
         bits = master.view(torch.int32)
         high = (bits + 0x8000) >> 16

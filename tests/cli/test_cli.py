@@ -172,6 +172,17 @@ def test_ckpt_prune_says_what_it_would_delete_and_then_deletes_it(run, tmp_path)
     assert_refused(run("ckpt", "prune", folder, "--keep", 0), "keep=0")
 
 
+def test_ckpt_export_writes_the_newest_or_the_one_that_is_named(run, trained, tmp_path):
+    for number, place in enumerate((trained / "checkpoints", trained / "checkpoints/step-00000003")):
+        target = tmp_path / f"{number}.pt"
+        code, stdout, _ = run("ckpt", "export", place, "--to", "torch", target)
+        assert (code, stdout) == (
+            0, f"{target}: {target.stat().st_size} bytes from {trained / 'checkpoints/step-00000003'}\n"
+        )  # fmt: skip
+    assert_refused(run("ckpt", "export", trained / "checkpoints", "--to", "torch", target), "exists already")
+    assert_refused(run("ckpt", "export", trained / "checkpoints", "--to", "zip", tmp_path / "x"), "zip")
+
+
 @pytest.mark.parametrize("verb", ["ls", "verify"])
 def test_a_place_without_checkpoints_is_refused(run, tmp_path, verb):
     assert_refused(run("ckpt", verb, tmp_path / "nope"), "nope")
