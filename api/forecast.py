@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from tierstep.configs.schema import TrainConfig
 from tierstep.data import open_data
+from tierstep.engine.performance import MachineRates
 from tierstep.engine.planning import MemoryPlan, measure_free, plan_memory
-from tierstep.engine.rates import Rates, measure_rates
+from tierstep.engine.prediction import Expectation, expect_step
+from tierstep.engine.rates import measure_rates
 from tierstep.engine.subgroups import ShardSpec
 from tierstep.models import DTYPES, outline_model
 from tierstep.process_memory import resident_bytes
@@ -47,7 +50,7 @@ class Forecast:
     gradient_bytes: int
     activation_bytes: int
     steps: int
-    rates: Rates | None
+    rates: MachineRates | None
 
     @property
     def hole_bytes(self) -> int:
@@ -60,10 +63,10 @@ class Forecast:
         model = self.plan.weight_bytes + self.gradient_bytes + self.activation_bytes
         return self.base_bytes + model + self.hole_bytes + self.plan.optimizer_host_bytes
 
-    @property
-    def update_seconds(self) -> float | None:
-        """Least seconds of an optimizer step, None where rates were not measured."""
-        return None if self.rates is None else self.rates.step_seconds(self.plan)
+    @cached_property
+    def step(self) -> Expectation | None:
+        """What an optimizer step is expected to take, None where rates were not measured."""
+        return None if self.rates is None else expect_step(self.plan, self.rates, division=None)
 
     @property
     def run_written_bytes(self) -> int:
@@ -73,8 +76,9 @@ class Forecast:
     @property
     def most_terabytes_per_day(self) -> float | None:
         """Drive wear if forward and backward took no time; None where rates were not measured."""
-        seconds = self.update_seconds
-        return None if not seconds else self.plan.moved_bytes_per_step / seconds * SECONDS_PER_DAY / 1e12
+        if self.step is None or not self.step.limit.seconds:
+            return None
+        return self.plan.moved_bytes_per_step / self.step.limit.seconds * SECONDS_PER_DAY / 1e12
 
 
 def forecast(config: TrainConfig, *, measure: bool) -> Forecast:

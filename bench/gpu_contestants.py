@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 
 from tierstep import AdamW, Tiers
 from tierstep.bench.models import build_llama, random_tokens
+from tierstep.engine.accelerator import accelerator_of
+from tierstep.engine.prediction import expect_step
+from tierstep.engine.rates import measure_rates
 
 LR = 1e-4
 
@@ -113,6 +116,7 @@ def _tierstep(setting: Setting, options: str) -> Contestant:
         if report is None:
             return {}
         return {
+            "expected": _expected(optimizer, tiers),
             "state_bytes": optimizer.placement(),
             "pinned_bytes": optimizer.plan.pinned_bytes,
             "device_bytes": optimizer.plan.device_bytes,
@@ -133,6 +137,16 @@ def _tierstep(setting: Setting, options: str) -> Contestant:
             timeline.save_png(path.with_suffix(".png"), title=f"{setting.model}, one step")
 
     return _plain(setting, model, step, describe=describe, save_timeline=save_timeline)
+
+
+def _expected(optimizer: AdamW, tiers: Tiers) -> dict[str, Any] | None:
+    """Return what the performance model says of the step, from rates measured now."""
+    accelerator = accelerator_of(next(iter(optimizer.param_groups[0]["params"])).device)
+    if accelerator is None:
+        return None
+    rates = measure_rates(tiers, accelerator)
+    found = expect_step(optimizer.plan, rates, optimizer.stepper.division)
+    return {"rates": asdict(rates), "step": asdict(found.step), "limit": asdict(found.limit)}
 
 
 def _deepspeed(setting: Setting, ratio: str) -> Contestant:

@@ -1,66 +1,83 @@
-"""How fast this machine updates parameters and moves files, measured in a few seconds, and what a step takes then."""
+"""How fast this machine updates parameters and moves bytes, measured in a few seconds."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from tierstep.configs.schema import Tiers
-from tierstep.engine.adamw import cpu_kernel
+from tierstep.engine.accelerator import Accelerator
 from tierstep.engine.adamw.fields import record_fields
 from tierstep.engine.adamw.formula import scalars
+from tierstep.engine.adamw.kernels import UpdateKernel, cpu_kernel, gpu_kernel
 from tierstep.engine.adamw.piece import Piece
-from tierstep.engine.planning import MemoryPlan
+from tierstep.engine.link import Link
+from tierstep.engine.performance import GpuRates, MachineRates
 from tierstep.io.backend import IoBackend
 from tierstep.io.requests import Read, Request, Write
 from tierstep.tiers.build import open_files
 from tierstep.tiers.record import RecordLayout
 from tierstep.tiers.slots import Arena
 
-KERNEL_NUMEL = 1 << 23  # 80 MiB of state: larger than any cache
+NUMEL = 1 << 23  # of bf16 parameters: 80 MiB of state, larger than most caches
+KERNEL_BYTES = 26 * NUMEL  # twice the state and the weights, and the gradients
+UPDATES = 12
 FILE_BYTES = 64 << 20
 ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Measured speeds: parameters updated a second, and file bytes a second, reads and writes together.
+def measure_rates(tiers: Tiers, accelerator: Accelerator | None = None) -> MachineRates:
+    """Measure the update in memory, the files in the nvme directories if there are any, and the GPU if there is one.
 
-    `file_bytes_per_second` is None when no directory is in use.
+    Blocks for seconds. Takes 250 MiB of host memory, half of it pinned for a GPU, as much of the GPU's memory, and a
+    temporary file in each directory.
     """
-
-    parameters_per_second: float
-    file_bytes_per_second: float | None
-
-    def step_seconds(self, plan: MemoryPlan) -> float:
-        """Return the least time of a step: that of its slowest lane. Reads and writes share the drive."""
-        moved = 2 * plan.moved_bytes_per_step
-        files = moved / self.file_bytes_per_second if moved and self.file_bytes_per_second else 0.0
-        return max(plan.numel / self.parameters_per_second, files)
-
-
-def measure_rates(tiers: Tiers) -> Rates:
-    """Measure the update in memory, and the files in the nvme directories if there are any. Blocks for seconds."""
-    return Rates(_update_rate(tiers), _file_rate(tiers) if tiers.nvme else None)
+    threads = tiers.threads or torch.get_num_threads()
+    on_cpu = _an_update(cpu_kernel(tiers.kernel), torch.device("cpu"), threads)
+    update, files = _host_rate(on_cpu), _file_rate(tiers) if tiers.nvme else None
+    if accelerator is None:
+        return MachineRates(update, update, files)
+    with ExitStack() as resources:
+        link = Link(accelerator, resources)
+        memory = link.beside(on_cpu, UPDATES, KERNEL_BYTES)
+        on_gpu = _an_update(gpu_kernel(tiers.kernel), accelerator.device, 1)
+        gpu = GpuRates(_device_rate(accelerator, on_gpu), *link.rates())
+        return MachineRates(update, max(memory, update), files, gpu)
 
 
-def _update_rate(tiers: Tiers) -> float:
-    kernel, threads = cpu_kernel(tiers.kernel), tiers.threads or torch.get_num_threads()
-    layout = RecordLayout(KERNEL_NUMEL, record_fields(torch.bfloat16))
-    fields = layout.views(Arena(layout.padded_nbytes).cut(layout.padded_nbytes)[0])
-    weight = torch.ones(KERNEL_NUMEL, dtype=torch.bfloat16)
+def _an_update(kernel: UpdateKernel, device: torch.device, threads: int) -> Callable[[], None]:
+    """Return an update of a record in memory of its own."""
+    layout = RecordLayout(NUMEL, record_fields(torch.bfloat16))
+    record = Arena(layout.padded_nbytes).cut(layout.padded_nbytes)[0]
+    fields = layout.views(record.to(device))
+    weight = torch.ones(NUMEL, dtype=torch.bfloat16, device=device)
     gradient = torch.full_like(weight, 1e-3)
     numbers = scalars(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, step=1)
+    return partial(kernel.update, [Piece(weight, gradient, 0, numbers)], fields, threads=threads)
+
+
+def _host_rate(update: Callable[[], None]) -> float:
+    update()  # touches the memory
     seconds = []
-    for _ in range(ROUNDS + 1):  # the first touches the memory
+    for _ in range(UPDATES):
         start = time.perf_counter()
-        kernel.update([Piece(weight, gradient, 0, numbers)], fields, threads=threads)
+        update()
         seconds.append(time.perf_counter() - start)
-    return KERNEL_NUMEL / min(seconds[1:])
+    return KERNEL_BYTES / sorted(seconds)[UPDATES // 2]
+
+
+def _device_rate(accelerator: Accelerator, update: Callable[[], None]) -> float:
+    stream = accelerator.stream()
+    stream.after(accelerator.caller().mark())
+    stream.run(update)  # compiles the kernel
+    start = stream.mark()
+    for _ in range(UPDATES):
+        stream.run(update)
+    return UPDATES * KERNEL_BYTES / stream.mark().seconds_since(start)
 
 
 def _file_rate(tiers: Tiers) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 
 import torch
@@ -26,7 +27,8 @@ class FakeMark:
         self.accelerator.run_until(self)
 
     def seconds_since(self, earlier):
-        return 0.0
+        self.wait()
+        return self.stream.times[self.position] - earlier.stream.times[earlier.position]
 
 
 class FakeStream:
@@ -34,6 +36,7 @@ class FakeStream:
         self.accelerator = accelerator
         self.todo = deque()
         self.given = self.done = 0
+        self.times = [time.perf_counter()]  # when the first so many items were done
 
     def run(self, work):
         with self.accelerator.lock:
@@ -59,6 +62,7 @@ class FakeStream:
         if not isinstance(item, FakeMark):
             item()
         self.done += 1
+        self.times.append(time.perf_counter())
 
 
 class FakeAccelerator:

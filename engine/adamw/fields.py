@@ -23,3 +23,8 @@ def record_fields(weight_dtype: torch.dtype) -> tuple[tuple[str, torch.dtype], .
     is zero.
     """
     return _FIELDS[weight_dtype]
+
+
+def weight_bytes_per_element(fields: tuple[tuple[str, torch.dtype], ...]) -> int:
+    """Return how long an element of the weights is whose record has these fields."""
+    return next(dtype.itemsize for dtype, known in _FIELDS.items() if known == fields)
