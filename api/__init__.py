@@ -3,7 +3,8 @@
 from tierstep.configs.schema import Tiers
 from tierstep.engine.catalog import CheckpointInfo
 from tierstep.engine.checkpoint import Checkpoints, verify_checkpoint
-from tierstep.engine.interchange.exporting import Exported, export_checkpoint
+from tierstep.engine.interchange.exporting import export_checkpoint
+from tierstep.engine.interchange.transfer import Exported
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.pending import PendingSave
 from tierstep.engine.planning import MemoryPlan

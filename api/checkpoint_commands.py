@@ -54,9 +54,13 @@ def verify_checkpoints(path: Path) -> None:
 def export_one(
     checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint, or a directory: its newest one.")],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new file or folder.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="torch: a state_dict of AdamW in one file.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="torch, safetensors or dcp.")],
 ) -> None:
-    """Write a checkpoint in another format; every byte of it is verified first."""
+    """Write a checkpoint in another format; every byte of it is verified first.
+
+    torch: one file for torch.optim.AdamW.load_state_dict, with the exact fp32 weights. safetensors: a folder with the
+    weights for transformers, and the state. dcp: a folder for torch.distributed.checkpoint.load.
+    """
     from tierstep.engine.interchange.exporting import export_checkpoint
     from tierstep.transfer_bar import transfer_bar
 

@@ -74,6 +74,11 @@ class CheckpointSource:
         return bool(self._places)
 
     @property
+    def has_optimizer(self) -> bool:
+        """Whether the checkpoint was saved with its optimizer."""
+        return self._optimizer is not None
+
+    @property
     def optimizer(self) -> SavedOptimizer:
         """The manifest's description of the optimizer."""
         if self._optimizer is None:
@@ -111,6 +116,10 @@ class CheckpointSource:
             if place is not None:
                 found[parameter.name] = StreamedTensor(torch.float32, place.shape, self._joiner(parameter, place))
         return found
+
+    def without_weights(self) -> tuple[str, ...]:
+        """Return the names of the trained parameters whose weights are not in the checkpoint."""
+        return tuple(parameter.name for parameter in self.optimizer.parameters if self._place_of(parameter) is None)
 
     def _place_of(self, parameter: SavedParameter) -> TensorPlace | None:
         place = self._places.get(self.tied.get(parameter.name, parameter.name))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tierstep
-from tierstep.engine.interchange import exporting, torch_file
+from tierstep.engine.interchange import torch_export, torch_file
 
 from checkpoints.saved_models import Model, fp32_masters, saved, start, train
 
@@ -149,7 +149,7 @@ def test_a_drive_that_becomes_full_says_how_much_is_missing_and_nothing_is_left(
         file.flush()
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(exporting, "write_torch_file", full)
+    monkeypatch.setattr(torch_export, "write_torch_file", full)
     with pytest.raises(tierstep.DiskFull, match=r"was full after 1000: \d+ are missing; nothing is left"):
         tierstep.export_checkpoint(checkpoint[2], tmp_path / "out.pt")
     assert not list(tmp_path.glob("*out*"))
@@ -187,7 +187,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("to", ["torch"])
+@pytest.mark.parametrize("to", ["torch", "safetensors", "dcp"])
 def test_an_export_takes_memory_for_a_few_pieces_only(tmp_path, to):
     weight = torch.nn.Parameter(torch.ones(24 << 20, dtype=torch.bfloat16))
     model = torch.nn.ParameterDict({"weight": weight})
