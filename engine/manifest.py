@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -28,6 +30,7 @@ def _inside(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
         raise ValueError("a file must lie inside the checkpoint")
+    os.fsencode(path)  # a ValueError for what no file can be called
     return path
 
 
@@ -72,10 +75,11 @@ class SavedRecord(_Strict):
 
 
 class SavedTensors(_Strict):
-    """A safetensors file and the checksum of each tensor in it."""
+    """A safetensors file, the checksum of each tensor in it, and that of its header (None in older checkpoints)."""
 
     file: FileName
     checksums: dict[str, Checksum]
+    header: Checksum | None = None
 
 
 class SavedOptimizer(_Strict):
@@ -150,9 +154,9 @@ def read_manifest(folder: Path) -> Manifest:
             f"this version reads {FORMAT!r} version {VERSION}"
         )
     checksum = document.pop("checksum", None)
-    if checksum != _checksum(document):
-        raise CheckpointCorrupt(f"{path} is damaged (its checksum does not fit): restore another checkpoint")
     try:
+        if checksum != _checksum(document):
+            raise CheckpointCorrupt(f"{path} is damaged (its checksum does not fit): restore another checkpoint")
         return Manifest.model_validate(document)
     except (ValidationError, RecursionError) as error:
         detail = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "too deeply nested"}
@@ -162,7 +166,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MANIFEST_LIMIT_BYTES:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointCorrupt(f"{path} is no regular file: it is not one of tierstep's")
+        if status.st_size > MANIFEST_LIMIT_BYTES:
             raise CheckpointCorrupt(f"{path} is larger than any manifest: it is not one of tierstep's")
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:

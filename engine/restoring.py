@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tierstep.engine.rng import rng_states, set_rng_states
 from tierstep.engine.saved_state import SavedState, layout_of
 from tierstep.engine.state_dict import checked_group
 from tierstep.engine.stateful import Stateful, load_states, require_saved
-from tierstep.engine.tensor_file import read_tensors
+from tierstep.engine.tensor_file import header_checksum_of, read_tensors
 from tierstep.engine.tensor_index import verify_tensors
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
 
@@ -33,7 +34,8 @@ def verify_files(folder: Path, manifest: Manifest, on_read: Callable[[int], None
     for record in _records_with_files(manifest):
         _verify_record(folder, record, manifest, on_read)
     for part in _tensor_files(manifest):
-        verify_tensors(_regular_file(folder, part.file), part.checksums, on_read)
+        with _sound_tensor_file(folder, part) as path:
+            verify_tensors(path, part.checksums, on_read)
 
 
 def saved_nbytes(folder: Path, manifest: Manifest) -> int:
@@ -118,27 +120,33 @@ def _tensor_files(manifest: Manifest) -> list[SavedTensors]:
 def _verify_record(
     folder: Path, record: SavedRecord, manifest: Manifest, on_read: Callable[[int], None] = lambda nbytes: None
 ) -> None:
-    path = _regular_file(folder, str(record.file))
-    layout = layout_of(record)
-    digest, nbytes = xxhash.xxh3_128(), 0
+    holder = _holder(record, folder / str(record.file), manifest)
+    digest = xxhash.xxh3_128()
     try:
+        path = _regular_file(folder, str(record.file))
+        nbytes = path.stat().st_size
+        if nbytes != record.nbytes or nbytes < layout_of(record).nbytes:
+            raise CheckpointCorrupt(f"it has {nbytes} bytes instead of {record.nbytes}")
         with path.open("rb") as file:
             while block := file.read(READ_BYTES):
                 digest.update(block)
-                nbytes += len(block)
                 on_read(len(block))
-    except OSError as error:
-        raise CheckpointCorrupt(f"{_holder(record, path, manifest)} cannot be read: {error}") from error
-    if nbytes != record.nbytes or nbytes < layout.nbytes:
-        raise CheckpointCorrupt(f"{_holder(record, path, manifest)} has {nbytes} bytes instead of {record.nbytes}")
+    except (CheckpointCorrupt, OSError) as error:
+        raise CheckpointCorrupt(f"{holder} cannot be read: {error}") from error
     if digest.hexdigest() != record.checksum:
-        raise CheckpointCorrupt(f"{_holder(record, path, manifest)} is damaged: restore another checkpoint")
+        raise CheckpointCorrupt(f"{holder} is damaged: restore another checkpoint")
 
 
 def _regular_file(folder: Path, name: str) -> Path:
+    """Return the path of a file of a checkpoint; a pipe or a device would be read for ever."""
     path = folder / name
-    if any(part.is_symlink() for part in (path, *path.parents) if folder in part.parents):
-        raise CheckpointCorrupt(f"{path} is a symbolic link, which no checkpoint of tierstep holds")
+    try:
+        if any(part.is_symlink() for part in (path, *path.parents) if folder in part.parents):
+            raise CheckpointCorrupt(f"{path} is a symbolic link, which no checkpoint of tierstep holds")
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise CheckpointCorrupt(f"{path} is no regular file")
+    except OSError as error:
+        raise CheckpointCorrupt(f"{path} cannot be read: {error}") from error
     return path
 
 
@@ -150,7 +158,24 @@ def _holder(record: SavedRecord, path: Path, manifest: Manifest) -> str:
 
 
 def _read_tensors(folder: Path, part: SavedTensors) -> dict[str, torch.Tensor]:
-    return read_tensors(_regular_file(folder, part.file), part.checksums)
+    with _sound_tensor_file(folder, part) as path:
+        return read_tensors(path, part.checksums)
+
+
+@contextmanager
+def _sound_tensor_file(folder: Path, part: SavedTensors) -> Iterator[Path]:
+    """Yield a file of tensors whose header is the one that was written; name its tensors in every error."""
+    names = list(part.checksums)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    try:
+        path = _regular_file(folder, part.file)
+        if part.header is not None and header_checksum_of(path) != part.header:
+            raise CheckpointCorrupt(f"{path} is damaged in its header, which names tensors, dtypes and shapes")
+        yield path
+    except (CheckpointCorrupt, OSError) as error:
+        raise CheckpointCorrupt(
+            f"{error}; {folder / part.file} should hold {', '.join(names[:3])}{more}: restore another checkpoint"
+        ) from error
 
 
 # ---- matching

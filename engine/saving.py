@@ -26,7 +26,7 @@ from tierstep.engine.manifest import (
 from tierstep.engine.optimizer import AdamW
 from tierstep.engine.shards import parameter_names
 from tierstep.engine.subgroups import Subgroup
-from tierstep.engine.tensor_file import write_tensors
+from tierstep.engine.tensor_file import header_checksum, write_tensors
 from tierstep.engine.training_state import TrainingState
 from tierstep.errors import DiskFull
 from tierstep.io.backend import IoBackend
@@ -121,7 +121,8 @@ def _require_space(folder: Path, written: int, in_new_files: int) -> None:
 
 
 def _write_tensors(folder: Path, file: str, tensors: Mapping[str, torch.Tensor]) -> SavedTensors:
-    return SavedTensors(file=file, checksums=write_tensors(folder / file, tensors))
+    checksums = write_tensors(folder / file, tensors)
+    return SavedTensors(file=file, checksums=checksums, header=header_checksum(tensors))
 
 
 def _describe_optimizer(optimizer: AdamW) -> SavedOptimizer:

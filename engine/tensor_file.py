@@ -20,6 +20,7 @@ from tierstep.errors import CheckpointCorrupt, ConfigError
 from tierstep.io.failures import named_failures
 from tierstep.tiers.record import bytes_of
 
+HEADER_LIMIT_BYTES = 100 << 20  # that of the safetensors library
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -51,6 +52,18 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
         file.flush()
         os.fsync(file.fileno())
     return checksums
+
+
+def header_checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the checksum of what says names, dtypes and shapes in the file of these tensors."""
+    return xxhash.xxh3_128_hexdigest(_header(tensors))
+
+
+def header_checksum_of(path: Path) -> str:
+    """Return the checksum of the header of a file, as far as it is there. Raises `OSError` when it cannot be read."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        return xxhash.xxh3_128_hexdigest(start + file.read(min(int.from_bytes(start, "little"), HEADER_LIMIT_BYTES)))
 
 
 def read_tensors(path: Path, checksums: Mapping[str, str]) -> dict[str, torch.Tensor]:

@@ -14,11 +14,10 @@ import torch
 import xxhash
 
 from tierstep.engine.saved_state import read_into
-from tierstep.engine.tensor_file import DTYPE_NAMES
+from tierstep.engine.tensor_file import DTYPE_NAMES, HEADER_LIMIT_BYTES
 from tierstep.errors import CheckpointCorrupt
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-HEADER_LIMIT_BYTES = 100 << 20  # that of the safetensors library
 READ_BYTES = 8 << 20
 
 
