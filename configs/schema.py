@@ -40,6 +40,7 @@ def _parse_betas(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 PathSetting = Annotated[Path, BeforeValidator(_parse_path)]
 Directories = Annotated[tuple[Path, ...], BeforeValidator(_parse_directories)]
+Verify = Literal["always", "restore", "off"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -62,6 +63,12 @@ class Tiers(Section):
     nvme: Directories = ()
     """Directories for records that fit nowhere else, best on different drives; they must exist. Default: none, so all
     state must fit into memory."""
+
+    verify: Verify = "always"
+    """When state that comes back from a file is compared with its checksum. Default: always, since it costs next to
+    nothing beside a drive (docs/log.md) and a flipped bit, or a write that never happened, is an error that names the
+    parameters instead of a bad model. "restore": when a checkpoint is restored, not between steps. "off": never; a
+    checkpoint's weights and `tierstep ckpt verify` are checked all the same."""
 
     # ---- performance
 
@@ -104,6 +111,7 @@ class Tiers(Section):
             gpu: int | str | None = None,
             ram: int | str | None = None,
             nvme: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+            verify: Verify = "always",
             subgroup: int | str = ...,
             slots: int | None = None,
             schedule: Literal["greedy", "stride", "cpu", "gpu"] = "greedy",

@@ -219,6 +219,11 @@ class AdamW(torch.optim.Optimizer):
         return self._state
 
     @property
+    def verifies_restored(self) -> bool:
+        """Whether a restored checkpoint's records are compared with their checksums (for checkpoints)."""
+        return self._tiers.verify != "off"
+
+    @property
     def stepper(self) -> Stepper:
         """The engine's step (for checkpoints and tools)."""
         return self._stepper

@@ -27,6 +27,15 @@ class TrainingState:
     steps: list[int] = field(default_factory=list)
     _slices: dict[int, list[tuple[int, Slice]]] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        self.store.describe = self.describe
+
+    def describe(self, subgroup: int) -> str:
+        """Return a subgroup as error messages name it: with the parameters that it holds elements of."""
+        names = [self.shards[part.shard].name for part in self.subgroups[subgroup].slices]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"the state of {', '.join(names[:3])}{more} (record {subgroup})"
+
     def extend(self, shards: Sequence[Shard], subgroups: Sequence[Subgroup], homes: Sequence[str]) -> None:
         """Append parameters with their subgroups; their records start as zeros. Raises before anything is kept."""
         self.store.add([subgroup.layout for subgroup in subgroups], homes)

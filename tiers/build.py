@@ -31,7 +31,7 @@ def open_store(settings: Tiers, device: torch.device, resources: ExitStack, on_t
     if settings.nvme:
         backend, folders = open_files(settings, resources)
         tiers["nvme"] = NvmeTier(folders, backend, measure_rates(backend, folders))
-    store = Store(tiers, SlotPool(0, 0), on_transfer)
+    store = Store(tiers, SlotPool(0, 0), on_transfer, settings.verify)
     resources.callback(store.close)
     return store
 

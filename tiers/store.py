@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from tierstep.configs.schema import Verify
 from tierstep.errors import TransferError
 from tierstep.io.requests import Completion
 from tierstep.tiers.freeze import Freeze
@@ -52,6 +53,7 @@ class _Entry:
     fetching: Completion | None = None
     arrived: bool = False  # whether the slot has the newest bytes, or is still being filled
     checksum: str | None = None  # of the record's bytes in its file
+    adopted: bool = False  # whether its file is another one's that was never read here
     in_place: dict[str, torch.Tensor] | None = None  # the fields of a record that is worked on where it lives
 
 
@@ -64,9 +66,15 @@ class Store:
     """All records of one optimizer. Its lock is never held during I/O or while waiting for a slot.
 
     Any thread may call; of one record only one thread at a time, besides one reader: the consumer of a freeze.
+    Records read from files are compared with their checksums as `verify` says (see `configs.schema.Tiers`); errors
+    name a record as `describe` does.
     """
 
-    def __init__(self, tiers: Mapping[str, Tier], slots: SlotPool, on_transfer: OnTransfer) -> None:
+    def __init__(
+        self, tiers: Mapping[str, Tier], slots: SlotPool, on_transfer: OnTransfer, verify: Verify = "always"
+    ) -> None:
+        self.describe: Callable[[int], str] = "record {}".format
+        self._verify = verify
         self._tiers = tiers
         self._slots = slots
         self._on_transfer = on_transfer
@@ -150,6 +158,7 @@ class Store:
         entry = self._entries[index]
         if entry.slot is not None and entry.before is State.HOME:
             self._check(index, entry.slot)
+            entry.adopted = False
         entry.arrived = True
         self._frozen.preserve(index)
         with self._lock:
@@ -246,6 +255,7 @@ class Store:
         if not self._tiers[entry.home].adopt(index, source):
             return False
         self._settle_at_home(entry, checksum)
+        entry.adopted = True
         return True
 
     def reset(self, index: int) -> None:
@@ -353,7 +363,7 @@ class Store:
     def _settle_at_home(self, entry: _Entry, checksum: str | None) -> None:
         with self._lock:
             slot, entry.slot, entry.state, entry.checksum = entry.slot, None, State.HOME, checksum
-            entry.arrived = False
+            entry.arrived = entry.adopted = False
         if slot is not None:
             self._slots.release(slot)
 
@@ -365,11 +375,12 @@ class Store:
         return checksum_of(slot.memory[: entry.layout.padded_nbytes])
 
     def _check(self, index: int, slot: Slot) -> None:
-        expected = self._entries[index].checksum
-        if expected is not None and self._checksum(index, slot) != expected:
+        entry = self._entries[index]
+        wanted = self._verify == "always" or (self._verify == "restore" and entry.adopted)
+        if wanted and entry.checksum is not None and self._checksum(index, slot) != entry.checksum:
             raise TransferError(
-                f"record {index} was read from its slot file with other bytes than were written: the drive or the "
-                f"file is damaged; restore a checkpoint"
+                f"{self.describe(index)} was read from its slot file with other bytes than were written: the drive "
+                f"or the file is damaged; restore a checkpoint"
             )
 
     def _in_place(self, index: int) -> torch.Tensor:

@@ -148,5 +148,7 @@ def test_a_bit_flipped_in_a_slot_file_is_noticed_when_it_is_read(tmp_path):
         data[len(data) // 2] ^= 1
         victim.write_bytes(data)
         set_gradients(parameters, HALF)
-        with pytest.raises(tierstep.TransferError, match=rf"record {int(victim.name[7:13])} was read .* damaged"):
+        with pytest.raises(
+            tierstep.TransferError, match=rf"the state of .*\(record {int(victim.name[7:13])}\) was read .* damaged"
+        ):
             optimizer.step()
