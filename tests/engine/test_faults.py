@@ -73,6 +73,33 @@ def test_a_fault_at_every_operation_and_a_retry_give_the_same_bits(start, expect
             assert outcome(optimizer, parameters) == expected
 
 
+def test_two_faults_in_a_row_at_every_operation_and_a_retry_give_the_same_bits(start, expected):
+    """The first retry fails too, at the first operation that it makes."""
+    optimizer, parameters, backend = start()
+    with optimizer:
+        reserved = len(backend.log)
+        train(optimizer, parameters, 0, STEPS)
+        operations = len(backend.log)
+    for index in range(reserved, operations):
+        optimizer, parameters, backend = start(fail_at=index)
+        with optimizer:
+            errors = []
+            for step in range(STEPS):
+                set_gradients(parameters, step)
+                optimizer.clip_grad_norm_(10.0)
+                while True:
+                    try:
+                        optimizer.step()
+                        break
+                    except tierstep.TransferError as error:
+                        errors.append(error.errno)
+                        if len(errors) == 1:
+                            backend.inject(Fail(errno.EIO), at=len(backend.log))
+                optimizer.zero_grad()
+            assert errors == [errno.EIO, errno.EIO]
+            assert outcome(optimizer, parameters) == expected
+
+
 def link_slot_files(backend):
     """Give every slot file a second name, as a checkpoint does; return these names and the bytes under them."""
     kept = {Path("/in/memory") / f"kept-{path.name}": path for path in list(backend.files)}

@@ -42,3 +42,12 @@ def test_counters_agree_with_the_operating_systems(tmp_path):
     assert counted["write"] > 200 * MIB
     assert counted["read"] == pytest.approx(found["read"], rel=0.02)
     assert counted["write"] == pytest.approx(found["written"], rel=0.02)
+
+
+def test_a_new_optimizer_neither_reads_nor_writes_what_it_knows_to_be_zero(tmp_path):
+    """V1, by the system's counters: 80 MiB of files are reserved, and none of their bytes is moved."""
+    found = measure(tmp_path, numel=8 * MIB, steps=0, saves=0, gpu=0, ram=18 * MIB, slots=2)
+    assert found["tiers"]["nvme"] == 80 * MIB
+    assert found["counted"] == {"read": 0, "write": 0}
+    assert found["written"] < MIB
+    assert found["read"] < MIB
