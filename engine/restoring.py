@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from tierstep.engine.tensor_index import verify_tensors
 from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
 
 READ_BYTES = 8 << 20
+SIMILAR_AMONG = 1000  # names of the other side that are compared, so that an error takes no minutes
 MALFORMED = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)  # what odd values end in
 
 
@@ -239,11 +241,22 @@ def _matched_optimizer(manifest: Manifest, optimizer: AdamW) -> SavedOptimizer:
 
 def _require_same_names(what: str, present: set[str], saved: set[str], where: object) -> None:
     if present != saved:
-        only_present, only_saved = sorted(present - saved)[:3], sorted(saved - present)[:3]
+        only_present, only_saved = sorted(present - saved), sorted(saved - present)
         raise CheckpointMismatch(
-            f"{what} differ from those in {where} (only here: {only_present}, only there: {only_saved}): "
-            f"this is a checkpoint of another model, or other parameters are frozen"
+            f"{what} differ from those in {where} (only here: {_listed(only_present, only_saved)}; only there: "
+            f"{_listed(only_saved, only_present)}): this is a checkpoint of another model, names were changed, or "
+            f"other parameters are frozen"
         )
+
+
+def _listed(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return the first few names, each with the most similar one of the other side where there is one."""
+    listed = []
+    for name in names[:3]:
+        similar = difflib.get_close_matches(name, others[:SIMILAR_AMONG], 1)
+        listed.append(f"{name} (the other side has {similar[0]})" if similar else name)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(listed) + more if listed else "none"
 
 
 # ---- taking over

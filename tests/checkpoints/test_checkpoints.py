@@ -334,3 +334,34 @@ def test_two_savers_in_one_directory_are_refused(tmp_path):
 
     with DirectoryLock(tmp_path), pytest.raises(tierstep.CheckpointError, match="in use by another run or save"):
         tierstep.Checkpoints(tmp_path).save(1)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("encoder.weight", "extra"), r"only here: encoder\.weight \(the other side has encoder\.weigth\), extra; "
+                                      r"only there: encoder\.weigth \(the other side has encoder\.weight\)\)"),
+        ((), r"only here: none; only there: encoder\.weigth\)"),
+    ],
+    ids=["renamed and extra", "missing"],
+)  # fmt: skip
+def test_a_renamed_missing_or_extra_parameter_is_refused_with_the_nearest_names(tmp_path, names, words):
+    def optimizer_of(*names):
+        named = [(name, torch.nn.Parameter(torch.ones(3))) for name in ("kept", *names)]
+        return tierstep.AdamW(named, tiers=Tiers(gpu=0, ram=1 << 20))
+
+    checkpoints = tierstep.Checkpoints(tmp_path)
+    with optimizer_of("encoder.weigth") as optimizer:
+        checkpoints.save(0, optimizer=optimizer).wait()
+    with optimizer_of(*names) as optimizer, pytest.raises(tierstep.CheckpointMismatch, match=words):
+        checkpoints.restore(optimizer=optimizer)
+
+
+def test_verify_names_a_damaged_tensor_of_the_extras(tmp_path):
+    folder = tierstep.Checkpoints(tmp_path).save(0, extra={"seen": torch.arange(9)}).wait()
+    path = folder / "tensors.safetensors"
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"\x08")] ^= 1  # the last element of seen
+    path.write_bytes(data)
+    with pytest.raises(tierstep.CheckpointCorrupt, match=r"tensor extra\.seen in .* is damaged"):
+        tierstep.verify_checkpoint(folder)
