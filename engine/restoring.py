@@ -25,7 +25,8 @@ from tierstep.errors import CheckpointCorrupt, CheckpointMismatch
 
 READ_BYTES = 8 << 20
 SIMILAR_AMONG = 1000  # names of the other side that are compared, so that an error takes no minutes
-MALFORMED = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)  # what odd values end in
+# What odd values end in.
+MALFORMED = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError)
 
 
 def verify_files(folder: Path, manifest: Manifest, on_read: Callable[[int], None] = lambda nbytes: None) -> None:

@@ -121,7 +121,8 @@ def grow_without_end(path, other):
 
 
 DAMAGES = [flip_a_bit, zero_a_page, cut_off_the_end, empty, remove, take_from_another_checkpoint,
-           replace_by_a_directory, replace_by_a_pipe, replace_by_a_link, replace_by_an_endless_device, grow_without_end]  # fmt: skip
+           replace_by_a_directory, replace_by_a_pipe, replace_by_a_link, replace_by_an_endless_device,
+           grow_without_end]  # fmt: skip
 CASES = [
     pytest.param(kind, damage, id=f"{kind}-{damage.__name__}")
     for kind in KINDS
