@@ -53,7 +53,7 @@ def forecast_values(found: Forecast) -> dict[str, Any]:
         "bytes_read_per_step": plan.moved_bytes_per_step,
         "bytes_written_per_step": plan.moved_bytes_per_step,
         "bytes_written_by_run": found.run_written_bytes,
-        "step_seconds": None if found.step is None else found.step.step.seconds,
+        "step_seconds": None if found.step is None else found.step.seconds,
         "least_step_seconds": None if found.step is None else found.step.limit.seconds,
         "most_terabytes_written_per_day": found.most_terabytes_per_day,
         "rates": None if found.rates is None else dataclasses.asdict(found.rates),

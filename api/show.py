@@ -59,7 +59,7 @@ def show_forecast(console: Console, forecast: Forecast) -> None:
         f"written by {forecast.steps} steps (checkpoints apart)": format_bytes(forecast.run_written_bytes),
     }
     if forecast.step is not None:
-        drive["optimizer step, expected"] = f"{forecast.step.step.seconds:.3f} s"
+        drive["optimizer step, expected"] = f"{forecast.step.seconds:.3f} s"
         drive["optimizer step, at least"] = f"{forecast.step.limit.seconds:.3f} s ({forecast.step.limit.lane})"
         drive["wear, at most"] = f"{forecast.most_terabytes_per_day or 0:.2f} TB a day"
     console.print(_table("drive and time", ["what", "amount"], [[k, v] for k, v in drive.items()]))

@@ -146,7 +146,7 @@ def _expected(optimizer: AdamW, tiers: Tiers) -> dict[str, Any] | None:
         return None
     rates = measure_rates(tiers, accelerator)
     found = expect_step(optimizer.plan, rates, optimizer.stepper.division)
-    return {"rates": asdict(rates), "step": asdict(found.step), "limit": asdict(found.limit)}
+    return {"rates": asdict(rates), "seconds": found.seconds, **asdict(found)}
 
 
 def _deepspeed(setting: Setting, ratio: str) -> Contestant:

@@ -47,12 +47,14 @@ class MachineRates:
 
     update      the kernel on the CPU, all threads: bytes of records, weights and gradients, read and written
     memory      host memory, with everything that uses it at once
+    check       the search for NaN and inf before a step: bytes of gradients, where the gradients are
     files       nvme directories, read and written at once; None without any
     gpu         None without one
     """
 
     update: float
     memory: float
+    check: float
     files: float | None = None
     gpu: GpuRates | None = None
 

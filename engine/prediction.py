@@ -14,10 +14,17 @@ from tierstep.engine.simulation import Passage, Prediction, simulate
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the simulation says of a step in the steady state, and the least that the rates allow."""
+    """What the simulation says of a step's lanes in the steady state, what the check of gradients takes before they
+    begin, and the least that the rates allow for the lanes."""
 
     step: Prediction
+    check_seconds: float
     limit: Limit
+
+    @property
+    def seconds(self) -> float:
+        """What the whole step takes."""
+        return self.check_seconds + self.step.seconds
 
 
 def expect_step(plan: MemoryPlan, rates: MachineRates, division: Division | None) -> Expectation:
@@ -32,6 +39,7 @@ def expect_step(plan: MemoryPlan, rates: MachineRates, division: Division | None
     passage = Passage(plan.device_slot_count or len(homes), plan.staging_count, plan.slot_count)
     return Expectation(
         simulate(step, loads, rates, passage, resident),
+        sum(load.gradients for load in loads) / rates.check,
         least_seconds(loads, rates, division, plan.moved_bytes_per_step),
     )
 

@@ -37,16 +37,19 @@ def measure_rates(tiers: Tiers, accelerator: Accelerator | None = None) -> Machi
     temporary file in each directory.
     """
     threads = tiers.threads or torch.get_num_threads()
-    on_cpu = _an_update(cpu_kernel(tiers.kernel), torch.device("cpu"), threads)
-    update, files = _host_rate(on_cpu), _file_rate(tiers) if tiers.nvme else None
+    kernel = cpu_kernel(tiers.kernel)
+    on_cpu = _an_update(kernel, torch.device("cpu"), threads)
+    update, files = _host_rate(on_cpu, KERNEL_BYTES), _file_rate(tiers) if tiers.nvme else None
     if accelerator is None:
-        return MachineRates(update, update, files)
+        gradient = torch.ones(NUMEL, dtype=torch.bfloat16)
+        check = _host_rate(lambda: kernel.all_finite(gradient, threads=threads), gradient.nbytes)
+        return MachineRates(update, update, check, files)
     with ExitStack() as resources:
         link = Link(accelerator, resources)
         memory = link.beside(on_cpu, UPDATES, KERNEL_BYTES)
         on_gpu = _an_update(gpu_kernel(tiers.kernel), accelerator.device, 1)
         gpu = GpuRates(_device_rate(accelerator, on_gpu), *link.rates())
-        return MachineRates(update, max(memory, update), files, gpu)
+        return MachineRates(update, max(memory, update), gpu.update, files, gpu)  # the check is bound by memory as well
 
 
 def _an_update(kernel: UpdateKernel, device: torch.device, threads: int) -> Callable[[], None]:
@@ -60,14 +63,14 @@ def _an_update(kernel: UpdateKernel, device: torch.device, threads: int) -> Call
     return partial(kernel.update, [Piece(weight, gradient, 0, numbers)], fields, threads=threads)
 
 
-def _host_rate(update: Callable[[], None]) -> float:
-    update()  # touches the memory
+def _host_rate(work: Callable[[], object], nbytes: int) -> float:
+    work()  # touches the memory
     seconds = []
     for _ in range(UPDATES):
         start = time.perf_counter()
-        update()
+        work()
         seconds.append(time.perf_counter() - start)
-    return KERNEL_BYTES / sorted(seconds)[UPDATES // 2]
+    return nbytes / sorted(seconds)[UPDATES // 2]
 
 
 def _device_rate(accelerator: Accelerator, update: Callable[[], None]) -> float:

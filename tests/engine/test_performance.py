@@ -18,8 +18,8 @@ from tierstep.engine.rates import measure_rates
 from tierstep.engine.simulation import Passage, simulate
 from tierstep.engine.subgroups import ShardSpec
 
-H200 = MachineRates(update=104e9, memory=144e9, gpu=GpuRates(update=3e12, h2d=55e9, d2h=55e9, both=47e9))
-CPU = MachineRates(update=26e9, memory=26e9, files=4e9)
+H200 = MachineRates(update=104e9, memory=144e9, check=3e12, gpu=GpuRates(update=3e12, h2d=55e9, d2h=55e9, both=47e9))
+CPU = MachineRates(update=26e9, memory=26e9, check=40e9, files=4e9)
 PARAMETERS = 1_000_000
 LOAD = Load("host", 10 * PARAMETERS, 2 * PARAMETERS, 2 * PARAMETERS)
 
@@ -111,7 +111,9 @@ def test_every_plan_ends_and_takes_no_less_than_its_limit(homes, sizes, schedule
 
 
 def test_the_stride_is_the_papers_closed_form():
-    rates = MachineRates(update=26 * 1e9, memory=1e12, gpu=GpuRates(update=26 * 50e9, h2d=16e9, d2h=16e9, both=16e9))
+    rates = MachineRates(
+        update=26 * 1e9, memory=1e12, check=1e12, gpu=GpuRates(update=26 * 50e9, h2d=16e9, d2h=16e9, both=16e9)
+    )
     # B = 4 G parameters a second, U_g = 50, U_c = 1: 1 + (0.75 + 0.02) / (1 - 0.125) = 1.88
     assert best_stride(rates, LOAD) == 2
     slower = dataclasses.replace(rates, gpu=dataclasses.replace(rates.gpu, both=4e9))
@@ -138,3 +140,11 @@ def test_rates_are_measured_of_everything_at_once():
     rates = (found.update, found.gpu.update, found.gpu.h2d, found.gpu.d2h, found.gpu.both)
     assert all(parse_bytes("10MiB") < rate < 1e15 for rate in rates)
     assert found.memory >= found.update
+
+
+def test_the_search_for_nan_comes_before_the_lanes():
+    specs = [ShardSpec(0, PARAMETERS, torch.bfloat16, 0)]
+    plan = plan_memory(specs, tierstep.Tiers(gpu=0), FreeBytes(1 << 34))
+    found = expect_step(plan, CPU, None)
+    assert found.check_seconds == pytest.approx(2 * PARAMETERS / 40e9)
+    assert found.seconds == pytest.approx(found.check_seconds + found.step.seconds)
