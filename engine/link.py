@@ -34,8 +34,10 @@ class Link:
 
     def beside(self, work: Callable[[], None], count: int, nbytes: int) -> float:
         """Return the bytes a second of host memory while `work`, which moves `nbytes`, goes on beside transfers both
-        ways, `count` times. Blocks."""
-        start, marks = time.perf_counter(), self._transfer([self._up, self._down])
+        ways, `count` times. There are twice as many bytes to transfer each way, so that transfers outlast the work.
+        Blocks."""
+        transfers = 2 * count * nbytes // BLOCK_BYTES + 1
+        start, marks = time.perf_counter(), self._transfer([self._up, self._down], transfers)
         for _ in range(count):
             work()
         seconds = time.perf_counter() - start
@@ -47,10 +49,10 @@ class Link:
         marks = self._transfer(streams)
         return TRANSFERS * BLOCK_BYTES / max(passed[-1].seconds_since(passed[0]) for passed in marks)
 
-    def _transfer(self, streams: Sequence[Stream]) -> list[list[Mark]]:
+    def _transfer(self, streams: Sequence[Stream], count: int = TRANSFERS) -> list[list[Mark]]:
         """Begin transfers; return the marks before, between and after those of each stream."""
         marks = [[stream.mark()] for stream in streams]
-        for _ in range(TRANSFERS):
+        for _ in range(count):
             for stream, passed in zip(streams, marks, strict=True):
                 stream.run(self._move_up if stream is self._up else self._move_down)
                 passed.append(stream.mark())

@@ -23,9 +23,10 @@ from tierstep.tiers.build import open_files
 from tierstep.tiers.record import RecordLayout
 from tierstep.tiers.slots import Arena
 
-NUMEL = 1 << 23  # of bf16 parameters: 80 MiB of state, larger than most caches
+NUMEL = 1 << 25  # of bf16 parameters: 448 MiB with weights and gradients, larger than most caches
 KERNEL_BYTES = 26 * NUMEL  # twice the state and the weights, and the gradients
-UPDATES = 12
+UPDATES = 7
+UPDATES_BESIDE = 3  # transfers
 FILE_BYTES = 64 << 20
 ROUNDS = 3
 
@@ -33,7 +34,7 @@ ROUNDS = 3
 def measure_rates(tiers: Tiers, accelerator: Accelerator | None = None) -> MachineRates:
     """Measure the update in memory, the files in the nvme directories if there are any, and the GPU if there is one.
 
-    Blocks for seconds. Takes 250 MiB of host memory, half of it pinned for a GPU, as much of the GPU's memory, and a
+    Blocks for seconds. Takes 600 MiB of host memory, 128 MiB of it pinned for a GPU, as much of the GPU's memory, and a
     temporary file in each directory.
     """
     threads = tiers.threads or torch.get_num_threads()
@@ -46,7 +47,7 @@ def measure_rates(tiers: Tiers, accelerator: Accelerator | None = None) -> Machi
         return MachineRates(update, update, check, files)
     with ExitStack() as resources:
         link = Link(accelerator, resources)
-        memory = link.beside(on_cpu, UPDATES, KERNEL_BYTES)
+        memory = link.beside(on_cpu, UPDATES_BESIDE, KERNEL_BYTES)
         on_gpu = _an_update(gpu_kernel(tiers.kernel), accelerator.device, 1)
         gpu = GpuRates(_device_rate(accelerator, on_gpu), *link.rates())
         return MachineRates(update, max(memory, update), gpu.update, files, gpu)  # the check is bound by memory as well
