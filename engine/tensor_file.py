@@ -8,8 +8,9 @@ writer takes copies of all tensors at once.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -52,6 +53,18 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
         file.flush()
         os.fsync(file.fileno())
     return checksums
+
+
+def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str] = {}) -> bytes:
+    """Return what a safetensors file of tensors of these dtypes and shapes, in this order, begins with."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def header_checksum(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -99,17 +112,7 @@ def tensors_nbytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
     require_storable(tensors)
-    entries, end = {}, 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return file_header({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
 
 
 def _payload(tensor: torch.Tensor) -> memoryview:

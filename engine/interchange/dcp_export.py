@@ -33,7 +33,7 @@ from tierstep.io.drafts import new_folder
 DATA_FILE, METADATA_FILE, FORMAT_VERSION = "__0_0.distcp", ".metadata", "1.0.0"
 ENTRY_BYTES = 4096  # what `torch.save` adds to a value at most
 
-Path_ = tuple[str | int, ...]
+Keys = tuple[str | int, ...]  # the way to a value in the nested state dict
 
 
 def export_dcp(source: CheckpointSource, target: Path, meter: Meter) -> Exported:
@@ -56,10 +56,10 @@ def export_dcp(source: CheckpointSource, target: Path, meter: Meter) -> Exported
     return Exported(target, nbytes, source.without_weights() if source.has_optimizer else ())
 
 
-def _contents(source: CheckpointSource) -> tuple[dict[Path_, StreamedTensor], dict[Path_, Any]]:
+def _contents(source: CheckpointSource) -> tuple[dict[Keys, StreamedTensor], dict[Keys, Any]]:
     """Return what the nested state dict holds: tensors, and other values."""
-    tensors: dict[Path_, StreamedTensor] = {}
-    values: dict[Path_, Any] = {}
+    tensors: dict[Keys, StreamedTensor] = {}
+    values: dict[Keys, Any] = {}
     if source.has_weights:
         tensors |= {("model", name): tensor for name, tensor in source.weights().items()}
     if not source.has_optimizer:
@@ -79,10 +79,10 @@ class _Writer:
     file: BinaryIO
     meter: Meter
     kinds: dict[str, STORAGE_TYPES] = field(default_factory=dict)
-    paths: dict[str, Path_] = field(default_factory=dict)
+    paths: dict[str, Keys] = field(default_factory=dict)
     places: dict[MetadataIndex, _StorageInfo] = field(default_factory=dict)
 
-    def add_tensor(self, path: Path_, tensor: StreamedTensor) -> None:
+    def add_tensor(self, path: Keys, tensor: StreamedTensor) -> None:
         name = self._name(path)
         chunks: list[ChunkStorageMetadata] = []
         for offsets, sizes in _boxes(tensor.shape, PIECE_ELEMENTS):
@@ -93,12 +93,12 @@ class _Writer:
             self.meter.add(box.numel() * box.element_size())
         self.kinds[name] = TensorStorageMetadata(TensorProperties(tensor.dtype), torch.Size(tensor.shape), chunks)
 
-    def add_value(self, path: Path_, value: object) -> None:
+    def add_value(self, path: Keys, value: object) -> None:
         name = self._name(path)
         self.places[MetadataIndex(name)] = self._append(value)
         self.kinds[name] = BytesStorageMetadata()
 
-    def add_alias(self, path: Path_, owner: Path_) -> None:
+    def add_alias(self, path: Keys, owner: Keys) -> None:
         """Give a tensor that was written a second name."""
         name, same = self._name(path), ".".join(map(str, owner))
         if same in self.kinds:
@@ -109,17 +109,15 @@ class _Writer:
     def metadata(self) -> Metadata:
         return Metadata(self.kinds, planner_data=self.paths, storage_data=self.places, version=FORMAT_VERSION)
 
-    def _name(self, path: Path_) -> str:
+    def _name(self, path: Keys) -> str:
         name = ".".join(map(str, path))
         self.paths[name] = path
         return name
 
     def _append(self, value: object) -> _StorageInfo:
         offset = self.file.tell()
-        parts = _Parts()
-        torch.save(
-            value, cast(BinaryIO, parts)
-        )  # into memory first: torch hides what goes wrong with a file, such as a full drive
+        parts = _Parts()  # in memory first: torch hides what goes wrong with a file, such as a full drive
+        torch.save(value, cast(BinaryIO, parts))
         for part in parts:
             self.file.write(part)
         return _StorageInfo(DATA_FILE, offset, self.file.tell() - offset)

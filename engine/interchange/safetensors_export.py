@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from tierstep.engine.interchange.source import CheckpointSource, StreamedTensor
 from tierstep.engine.interchange.transfer import Exported, Meter
-from tierstep.engine.tensor_file import DTYPE_NAMES
+from tierstep.engine.tensor_file import file_header
 from tierstep.io.drafts import new_folder
 from tierstep.tiers.record import bytes_of
 
@@ -50,18 +50,7 @@ def _metadata(source: CheckpointSource) -> dict[str, str]:
 
 
 def _header(tensors: Mapping[str, StreamedTensor], metadata: Mapping[str, str]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        entries[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return file_header({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
 
 
 def _write(
